@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -119,6 +119,48 @@ def _is_event(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("event"), str) and isinstance(value.get("step"), int | None)
 
 
+@final
+class CountDisplay:
+    """Texts on stderr and, on a terminal, a progress bar that counts units such as steps.
+
+    Args:
+        unit: What is counted.
+        quiet: Whether to print nothing.
+    """
+
+    def __init__(self, unit: str, *, quiet: bool = False) -> None:
+        self._console = Console(file=open_lossy_stderr(), highlight=False, quiet=quiet)
+        self._unit = unit
+        self._shows_bar = self._console.is_terminal and not quiet
+        self._bar: Progress | None = None
+
+    def start(self, total: int, done: int) -> None:
+        """Show the bar, at `done` of `total` units."""
+        if self._shows_bar:
+            self._bar = Progress(
+                TextColumn(f"{self._unit} {{task.completed:,.0f}}/{{task.total:,.0f}}"),
+                BarColumn(),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task: TaskID = self._bar.add_task(self._unit, total=total, completed=done, status="")
+            self._bar.start()
+
+    def stop(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def print(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def update(self, **fields: Any) -> bool:
+        """Update the bar: `total`, `completed` or `status`. Return whether there is one."""
+        if self._bar:
+            self._bar.update(self._task, **fields)
+        return self._bar is not None
+
+
 class ProgressDisplay(Callback):
     """Shows the progress of training on stderr: a progress bar on a terminal, lines of text elsewhere.
 
@@ -129,43 +171,29 @@ class ProgressDisplay(Callback):
     """
 
     def __init__(self, metric: Metric, log_every: int, *, quiet: bool = False) -> None:
-        self._console = Console(file=open_lossy_stderr(), highlight=False, quiet=quiet)
+        self._display = CountDisplay("step", quiet=quiet)
         self._metric, self._log_every = metric, log_every
-        self._shows_bar = self._console.is_terminal and not quiet
-        self._bar: Progress | None = None
         self._started = (time.monotonic(), 0)
 
     def start(self, steps: int, done: int) -> None:
         """Start at step `done` of `steps`."""
         self._started = (time.monotonic(), done)
-        if self._shows_bar:
-            self._bar = Progress(
-                TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
-                BarColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._task: TaskID = self._bar.add_task("training", total=steps, completed=done, status="")
-            self._bar.start()
+        self._display.start(steps, done)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._display.stop()
 
     def print(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._display.print(text)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._log_every:
             return
         status = f"loss {info.loss:.4f}  {info.tokens_per_second:,.0f} tokens/s"
-        if self._bar:
-            self._bar.update(self._task, completed=info.step, status=status)
-        else:
+        if not self._display.update(completed=info.step, status=status):
             self.print(f"step {info.step:,}/{info.steps:,}  {status}  {self._time_left(info)}")
 
     def on_validation(self, info: ValidationInfo) -> None:
@@ -173,8 +201,7 @@ class ProgressDisplay(Callback):
         self.print(f"validation at step {info.step:,}: {info.metrics.describe(self._metric)}{mark}")
 
     def on_schedule(self, info: ScheduleInfo) -> None:
-        if self._bar:
-            self._bar.update(self._task, total=info.steps)
+        self._display.update(total=info.steps)
 
     def _time_left(self, info: StepInfo) -> str:
         started, done = self._started

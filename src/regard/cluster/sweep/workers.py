@@ -16,17 +16,14 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
 from regard.config import resolve
 from regard.errors import Interrupted, RegardError, ResourceError, RunInUseError, is_disk_failure
 from regard.evaluation.settings import Metric
-from regard.formatting import open_lossy_stderr, quantity, shorten
+from regard.formatting import quantity, shorten
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback, ValidationInfo
-from regard.runs.events import read_events
+from regard.runs.events import CountDisplay, read_events
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
 from regard.training.signals import stop_on_signals
@@ -110,30 +107,18 @@ class SweepDisplay:
     """Shows the progress of a sweep on stderr: a progress bar on a terminal, a line for each run elsewhere."""
 
     def __init__(self, state: SweepState, *, quiet: bool = False) -> None:
-        self._console = Console(file=open_lossy_stderr(), highlight=False, quiet=quiet)
+        self._display = CountDisplay("run", quiet=quiet)
         self._state, self._started, self._trained = state, time.monotonic(), 0
-        self._bar: Progress | None = None
-        if self._console.is_terminal and not quiet:
-            self._bar = Progress(
-                TextColumn("run {task.completed:,.0f}/{task.total:,.0f}"),
-                BarColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._task = self._bar.add_task("sweep", total=state.planned, completed=state.done, status="")
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        self._display.start(self._state.planned, self._state.done)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._display.stop()
 
     def print(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._display.print(text)
 
     def record(self, run: Run, outcome: Outcome) -> None:
         """Show the outcome of a run, the best trial so far, and the time that is left."""
@@ -147,9 +132,8 @@ class SweepDisplay:
             result = "stopped early" if outcome.stopped_early else f"failed: {outcome.reason}"
         best = self._describe_best()
         line = f"trial {run.trial}, seed {run.seed} ({what}): {result}" if what else f"seed {run.seed}: {result}"
-        if self._bar:
+        if self._display.update(total=state.planned, completed=state.done, status=best):
             self.print(line)
-            self._bar.update(self._task, total=state.planned, completed=state.done, status=best)
         else:
             self.print(f"run {state.done:,}/{state.planned:,}: {line}; {best}{self._time_left()} left")
 
