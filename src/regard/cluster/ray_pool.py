@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, final
 
@@ -30,7 +31,8 @@ from regard.version import __version__
 LOCAL = "local"
 """The address that starts a cluster on this machine, for the time of the job."""
 
-_CONNECT_SECONDS, _CHECK_SECONDS = 10, 120
+_CONNECT_SECONDS, _CHECK_SECONDS, _LEAVE_SECONDS = 10, 120, 30
+"""How long to wait for a connection, for a small task on a machine, and until Ray notices that a machine is gone."""
 
 
 class Node(NamedTuple):
@@ -57,7 +59,9 @@ def check_nodes(nodes: Iterable[Node]) -> None:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster. Raise ConfigError if Ray is not installed, or if the cluster cannot be reached."""
+    """Connect to a cluster. Raise ConfigError if Ray is not installed, if the cluster cannot be reached, or if one of
+    its machines does not have this version of regard.
+    """
     try:
         # Ray sends statistics about its use unless this is set.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -77,6 +81,11 @@ def connect(address: str) -> None:
             f"head node, auto or {LOCAL}), and that the cluster is running (`ray status`). Run the command on a "
             "machine of the cluster."
         ) from None
+    try:
+        check_nodes(_describe_nodes())
+    except BaseException:
+        ray.shutdown()
+        raise
 
 
 def _check_reachable(address: str) -> None:
@@ -91,24 +100,44 @@ def _check_reachable(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
 
 
-def describe_nodes() -> list[Node]:
+def _describe_nodes() -> list[Node]:
     """Run a small task on every machine of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0)(_build_check())
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    calls = [task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
-             for node in nodes]  # fmt: skip
+    nodes = _list_alive()
+    calls = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
+    ]
     described = []
-    for node, call in zip(nodes, calls, strict=True):
-        address = str(node["NodeManagerAddress"])
+    for (node, address), call in zip(nodes.items(), calls, strict=True):
         try:
             described.append(Node(address, *ray.get(call, timeout=_CHECK_SECONDS)))
         except ray.exceptions.RayError as error:
+            if _has_left(node):
+                continue
             reason = shorten(str(error).splitlines()[0], 300)
             raise ConfigError(f"The machine {address} of the cluster cannot run tasks: {reason}") from None
     return described
+
+
+def _has_left(node: str) -> bool:
+    """Return whether a machine, which has failed, has left the cluster. Ray finds out only after some seconds."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while node in _list_alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _list_alive() -> dict[str, str]:
+    """Return the address of each machine by its ID."""
+    import ray
+
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
 
 
 def _build_check() -> Callable[[], tuple[str | None, str]]:
@@ -153,7 +182,6 @@ class RayPool(Pool):
         import ray
 
         try:
-            check_nodes(describe_nodes())
             resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
             gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
             if not gpus and not cpus:

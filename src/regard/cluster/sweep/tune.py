@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 from zipfile import ZipFile
 
-from regard.cluster.ray_pool import check_nodes, connect, describe_nodes
+from regard.cluster.ray_pool import connect
 from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
 from regard.cluster.sweep.workers import SweepDisplay, describe_failure, train_run
 from regard.config import resolve
@@ -62,7 +62,6 @@ def open_cluster(address: str, cpus: int, gpus: float | None) -> Iterator[Resour
     import ray
 
     try:
-        check_nodes(describe_nodes())
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         gpus = float(any(node.get("GPU") for node in nodes)) if gpus is None else gpus
         slots = sum(
