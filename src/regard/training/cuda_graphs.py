@@ -13,6 +13,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.ops import cuda_graphs
 from regard.ops.layers import Linear
 from regard.training.objective import LossModule, Objective
+from regard.training.optim import gradient_of
 
 Shape = tuple[tuple[int, ...], ...]
 """The shapes of all tensors of a batch."""
@@ -71,7 +72,7 @@ class GraphedGradient:
     def _store(self, grads: tuple[Tensor | None, ...]) -> None:
         """Write gradients to the parameters, or add them."""
         pairs = list(zip(self._parameters, grads, strict=True))
-        used = [(_gradient_of(parameter), grad) for parameter, grad in pairs if grad is not None]
+        used = [(gradient_of(parameter), grad) for parameter, grad in pairs if grad is not None]
         # One kernel copies many tensors of equal dtype; tensors of different dtypes are copied one by one.
         for dtype in dict.fromkeys(grad.dtype for _, grad in used):
             targets = [target for target, grad in used if grad.dtype == dtype]
@@ -96,13 +97,6 @@ class GraphedGradient:
         after = [parameter.grad for parameter in self._parameters]
         assert all(a is b for a, b in zip(before, after, strict=True)), "a gradient must keep its address"
         return cuda_graphs.CapturedGraph(replay, [*static.tensors, scale], loss)
-
-
-def _gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient, which stays at its address: graphs and the optimizer refer to it."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
 
 
 def _linear_weights(module: nn.Module) -> set[str]:

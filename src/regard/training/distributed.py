@@ -28,6 +28,7 @@ from regard.arguments import check_device
 from regard.errors import ConfigError, Interrupted, RankError, RegardError
 from regard.formatting import shorten
 from regard.regular_files import read_regular
+from regard.training.optim import gradient_of
 from regard.training.ranks import read_launch
 from regard.training.roster import Roster, describe_rank, join_ranks
 
@@ -220,7 +221,7 @@ class Group:
             return None
         total = loss.detach().clone().view(1)
         # A parameter that no rank has used keeps no gradient, so that the optimizer ignores it.
-        gradients = [_gradient_of(parameter) for parameter, is_used in zip(parameters, used, strict=True) if is_used]
+        gradients = [gradient_of(parameter) for parameter, is_used in zip(parameters, used, strict=True) if is_used]
         with self.roster.watch():
             self._sum(_fill_buckets([total, *gradients]))
         return total[0]
@@ -302,12 +303,6 @@ def unshard(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
 
 def _describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
     return {name: (tensor.shape, tensor.dtype, tensor.is_cuda) for name, tensor in tensors.items()}
-
-
-def _gradient_of(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
 
 
 def _fill_buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -64,6 +64,13 @@ def learning_rate(position: float, settings: TrainingSettings, lr_reductions: in
     return peak * _DECAYS[settings.decay](min(1.0, progress))
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient; create it, as zeros, if there is none. It stays at its address, which CUDA graphs hold."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
 def clip_gradients(
     parameters: Iterable[nn.Parameter], max_norm: float, combine: Callable[[Tensor], Tensor] = lambda norm: norm
 ) -> Tensor:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from regard.evaluation.settings import Metric
+from regard.inspection.compare.plots import PANEL_WIDTH, new_grid, set_title
 from regard.inspection.views.appearance import CATEGORY_COLORS
 from regard.inspection.views.fonts import drawing_settings, save_figure
 
-_WIDTH, _HEIGHT, _MAX_COLUMNS = 3.9, 2.8, 3
-"""The size of a panel in inches, and the number of panels in a row."""
+_HEIGHT = 2.8
+"""The height of a panel in inches."""
 
 _LOG_SCALE_RATIO = 30.0
 """A setting is drawn on a logarithmic scale if its largest value exceeds its smallest by this factor."""
@@ -32,20 +33,20 @@ def draw_importance(points: Sequence[Point], importance: Mapping[str, float], me
     keys = list(importance) or list(points[0].values)
     text = "".join(f"{key}{point.values[key]}" for key in keys for point in points)
     with drawing_settings(text, {"font.size": 9, "text.parse_math": True}):
-        figure, panels = _new_grid(len(keys) + bool(importance))
+        figure, panels = new_grid(len(keys) + bool(importance), _HEIGHT)
         if importance:
             _draw_bars(panels.pop(0), importance, len(points))
         best = _find_best(points, metric)
         for axes, key in zip(panels, keys, strict=True):
             _draw_slice(axes, key, points, best)
-            _set_title(axes, f"{metric.label} by {key}")
+            set_title(axes, f"{metric.label} by {key}")
         save_figure(figure, path, dpi=160)
 
 
 def draw_history(points: Sequence[Point], metric: Metric, path: Path) -> None:
     """Draw the result of each trial, and the best result so far."""
     with drawing_settings(metric.label, {"font.size": 9}):
-        figure, [axes] = _new_grid(1, 1.6 * _WIDTH)
+        figure, [axes] = new_grid(1, _HEIGHT, 1.6 * PANEL_WIDTH)
         numbers, scores = [point.number for point in points], [point.score for point in points]
         better = max if metric.higher_is_better else min
         best = [better(scores[: index + 1]) for index in range(len(scores))]
@@ -54,7 +55,7 @@ def draw_history(points: Sequence[Point], metric: Metric, path: Path) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("trial")
         axes.legend(frameon=False, loc="best")
-        _set_title(axes, f"{metric.label} on the validation data")
+        set_title(axes, f"{metric.label} on the validation data")
         _finish(axes)
         save_figure(figure, path, dpi=160)
 
@@ -70,7 +71,7 @@ def _draw_bars(axes: Any, importance: Mapping[str, float], trials: int) -> None:
     axes.set_xlabel(f"share (PED-ANOVA, {trials} trials)")
     axes.grid(axis="x", alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    _set_title(axes, "Importance for a good result")
+    set_title(axes, "Importance for a good result")
 
 
 def _draw_slice(axes: Any, key: str, points: Sequence[Point], best: Point) -> None:
@@ -97,21 +98,6 @@ def _draw_slice(axes: Any, key: str, points: Sequence[Point], best: Point) -> No
 def _find_best(points: Sequence[Point], metric: Metric) -> Point:
     better = max if metric.higher_is_better else min
     return better(points, key=lambda point: point.score)
-
-
-def _new_grid(panels: int, width: float = _WIDTH) -> tuple[Any, list[Any]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = min(_MAX_COLUMNS, panels)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, _HEIGHT * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(rows, columns, index) for index in range(1, panels + 1)]
-
-
-def _set_title(axes: Any, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
 
 
 def _finish(axes: Any) -> None:

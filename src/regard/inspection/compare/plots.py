@@ -22,7 +22,7 @@ _PAGE_COLORS = {_TEXT_COLOR: "currentColor", "#000000": "currentColor", _BACKGRO
 
 _BETTER, _WORSE = "#0072b2", "#d55e00"
 
-_PANEL_WIDTH, _MAX_WIDTH, _MAX_COLUMNS = 3.9, 13.0, 3
+PANEL_WIDTH, _MAX_WIDTH, _MAX_COLUMNS = 3.9, 13.0, 3
 """The width of a panel and of a figure in inches, and the number of panels in a row."""
 
 
@@ -92,7 +92,7 @@ def _names(systems: Sequence[System]) -> str:
     return "".join(system.name for system in systems)
 
 
-def _new_grid(panels: int, height: float, width: float = _PANEL_WIDTH) -> tuple[Any, list[Any]]:
+def new_grid(panels: int, height: float, width: float = PANEL_WIDTH) -> tuple[Any, list[Any]]:
     """Return a figure with a number of panels of a size in inches, and the axes of each."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ def _new_grid(panels: int, height: float, width: float = _PANEL_WIDTH) -> tuple[
     return figure, [figure.add_subplot(rows, columns, index) for index in range(1, panels + 1)]
 
 
-def _set_title(axes: Any, title: str) -> None:
+def set_title(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
 
 
@@ -130,7 +130,7 @@ def _line_style(index: int) -> Literal["-", "--", ":"]:
 
 def _build_differences(numbers: SystemComparison) -> Any:
     others = [(index, system) for index, system in enumerate(numbers.systems) if system is not numbers.baseline]
-    figure, panels = _new_grid(len(numbers.metrics), 0.9 + 0.32 * len(others))
+    figure, panels = new_grid(len(numbers.metrics), 0.9 + 0.32 * len(others))
     for axes, metric in zip(panels, numbers.metrics, strict=True):
         axes.axvline(0, color=_TEXT_COLOR, linewidth=0.8, alpha=0.5)
         for row, (index, system) in enumerate(others):
@@ -146,7 +146,7 @@ def _build_differences(numbers: SystemComparison) -> Any:
         axes.margins(x=0.1)
         axes.grid(axis="x", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right", "left"]].set_visible(False)
-        _set_title(axes, metric.label)
+        set_title(axes, metric.label)
         _format_ticks(axes.xaxis, metric)
         axes.set_xlabel("better →" if metric.higher_is_better else "← better")
     return figure
@@ -155,7 +155,7 @@ def _build_differences(numbers: SystemComparison) -> Any:
 def _build_lengths(numbers: SystemComparison) -> Any:
     from matplotlib.lines import Line2D
 
-    figure, panels = _new_grid(len(numbers.metrics), 2.9)
+    figure, panels = new_grid(len(numbers.metrics), 2.9)
     by_system = [numbers.break_down_by_length(system) for system in numbers.systems]
     for axes, metric in zip(panels, numbers.metrics, strict=True):
         for index, groups in enumerate(by_system):
@@ -167,7 +167,7 @@ def _build_lengths(numbers: SystemComparison) -> Any:
         axes.margins(y=0.12)
         axes.grid(axis="y", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        _set_title(axes, metric.label)
+        set_title(axes, metric.label)
         _format_ticks(axes.yaxis, metric)
     handles = [
         Line2D([], [], color=_color(index), linestyle=_line_style(index), linewidth=2.5, label=system.name)
@@ -186,7 +186,7 @@ def _build_pairwise(numbers: SystemComparison) -> Any:
     names = [system.name for system in numbers.systems]
     # A cell is 0.62 inches wide; an inch fits about twelve characters of a name, which is slanted below the matrix.
     cells, label = 0.62 * len(names), max(map(len, names)) / 12
-    figure, panels = _new_grid(len(numbers.metrics), cells + 0.6 * label + 0.6, max(_PANEL_WIDTH, cells + label + 0.5))
+    figure, panels = new_grid(len(numbers.metrics), cells + 0.6 * label + 0.6, max(PANEL_WIDTH, cells + label + 0.5))
     for axes, metric in zip(panels, numbers.metrics, strict=True):
         for row, first in enumerate(names):
             for column, second in enumerate(names):
@@ -200,7 +200,7 @@ def _build_pairwise(numbers: SystemComparison) -> Any:
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        _set_title(axes, metric.label)
+        set_title(axes, metric.label)
     return figure
 
 
