@@ -1,6 +1,5 @@
 """Models that are exported to Transformers compute the same there, and the same again when they are imported."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 import regard
+from marian_models import load_checkpoint, translate
 from regard.export.importing import import_marian
 from regard.export.marian_files import MarianFolder
 from regard.runs.folder import RunFolder
-from tests_marian import Checkpoint, make_checkpoint, make_pairs, train_transformer, transformers, translate
+from tests_marian import make_checkpoint, make_pairs, train_transformer
 
 TEXTS = [source for source, _ in make_pairs(200, seed=1)]
-
-
-def load_auto(path: Path) -> Checkpoint:
-    """Load an exported model without code of regard, and without warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        network, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, output_loading_info=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    assert not any(report.values()), report
-    return Checkpoint(path, network.eval(), tokenizer)
 
 
 def import_exported(path: Path) -> regard.Model:
@@ -42,7 +32,7 @@ def assert_same_everywhere(model: regard.Model, path: Path, texts: list[str]) ->
     model.export(path, "hf")
     ours = [prediction.text for prediction in model.predict(texts, beam=5, length_penalty=0.0)]
     assert len(set(ours)) > len(texts) / 10
-    assert translate(load_auto(path), texts, num_beams=5) == ours
+    assert translate(load_checkpoint(path), texts, num_beams=5) == ours
     imported = import_exported(path)
     assert_same_weights(model, imported)
     assert [one.text for one in imported.predict(texts, beam=5, length_penalty=0.0)] == ours
@@ -65,7 +55,9 @@ def test_an_imported_model_can_be_exported_again(tmp_path: Path) -> None:
     model = regard.load(import_marian(MarianFolder.read(checkpoint.path), tmp_path / "ours"))
     texts = [f">>deu<< {TEXTS[0]}", *TEXTS[1:20]]
     assert_same_everywhere(model, tmp_path / "marian", texts)
-    assert translate(load_auto(tmp_path / "marian"), texts, num_beams=5) == translate(checkpoint, texts, num_beams=5)
+    assert translate(load_checkpoint(tmp_path / "marian"), texts, num_beams=5) == translate(
+        checkpoint, texts, num_beams=5
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +105,7 @@ def test_200_outputs_are_the_same_for_every_tokenizer(tmp_path: Path, settings: 
 def test_texts_are_tokenized_and_decoded_as_in_regard(tmp_path: Path, tokenizer: Any) -> None:
     model = train_transformer(tmp_path / "run", tokenizer=tokenizer, **{"training.steps": 1})
     model.export(tmp_path / "marian", "hf")
-    auto, ours = load_auto(tmp_path / "marian").tokenizer, model.predictor.tokenizer
+    auto, ours = load_checkpoint(tmp_path / "marian").tokenizer, model.predictor.tokenizer
     texts = [*TEXTS, "  zzz 你好\u00a0<url> é é", "a▁b"]
     assert auto(texts)["input_ids"] == ours.ids(texts)
     assert auto.batch_decode(ours.ids(TEXTS), skip_special_tokens=True) == [ours.decode(ids) for ids in ours.ids(TEXTS)]

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import regard
+from marian_models import Checkpoint, translate
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
 from regard.export.importing import import_marian
 from regard.export.marian_files import MarianFolder
 from tests_command import Result, find_imports
-from tests_marian import Checkpoint, make_checkpoint, make_pairs, translate
+from tests_marian import make_checkpoint, make_pairs
 
 CODE = ">>deu<<"
 UNUSUAL = [f"{CODE} the dog sees a man.", "zzz  你好 the dog\u00a0sees ﬁve men!", "", "Ein >>deu<< .!"]
@@ -240,9 +241,10 @@ def test_fine_tuning_an_imported_model_with_its_own_vocabulary_improves_it(
     options = ["training.steps=80", "training.batch_size=32", "training.learning_rate=0.003"]
     done = cli("train", "--from", checkpoint.path.parent / "ours", "--pairs", pairs, "--out", "tuned", *options)
     assert done.returncode == 0, done.stderr
-    test = make_pairs(100, seed=6)
     tuned = regard.load(tmp_path / "tuned")
-    assert tuned.evaluate(test)["bleu"] > imported.evaluate(test)["bleu"] + 20
+    before, after = (model.evaluate(make_pairs(100, seed=6)) for model in (imported, tuned))
+    assert after["bleu"] > before["bleu"] + 20
+    assert after["loss"] < before["loss"] / 2
     assert tuned.predictor.tokenizer.to_json() == imported.predictor.tokenizer.to_json()
 
 
