@@ -71,11 +71,11 @@ def test_200_outputs_are_the_same(tmp_path: Path, settings: dict[str, Any]) -> N
 
 @pytest.mark.slow
 def test_an_imported_model_can_be_exported(tmp_path: Path) -> None:
-    from regard.export.importing import import_marian
-    from regard.export.marian_files import MarianFolder
+    from regard.export.importing import import_model
+    from regard.export.sources import read_model
 
     make_checkpoint(tmp_path / "hf")
-    model = regard.load(import_marian(MarianFolder.read(tmp_path / "hf"), tmp_path / "ours"))
+    model = regard.load(import_model(read_model(tmp_path / "hf"), tmp_path / "ours"))
     model.export(tmp_path / "ct2", "ct2")
     assert translate(tmp_path / "ct2", TEXTS) == predict(model, TEXTS)
 

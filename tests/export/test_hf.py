@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 import regard
 from marian_models import load_checkpoint, translate
-from regard.export.importing import import_marian
-from regard.export.marian_files import MarianFolder
+from regard.export.importing import import_model
+from regard.export.sources import read_model
 from regard.runs.folder import RunFolder
 from tests_marian import make_checkpoint, make_pairs, train_transformer
 
@@ -18,7 +18,7 @@ TEXTS = [source for source, _ in make_pairs(200, seed=1)]
 
 
 def import_exported(path: Path) -> regard.Model:
-    return regard.load(import_marian(MarianFolder.read(path), path.with_name(f"{path.name}-imported")))
+    return regard.load(import_model(read_model(path), path.with_name(f"{path.name}-imported")))
 
 
 def assert_same_weights(first: regard.Model, second: regard.Model) -> None:
@@ -52,7 +52,7 @@ def test_an_exported_model_gives_the_same_outputs_in_transformers_and_when_it_is
 @pytest.mark.slow
 def test_an_imported_model_can_be_exported_again(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "hf", codes=(">>deu<<",), missing=3)
-    model = regard.load(import_marian(MarianFolder.read(checkpoint.path), tmp_path / "ours"))
+    model = regard.load(import_model(read_model(checkpoint.path), tmp_path / "ours"))
     texts = [f">>deu<< {TEXTS[0]}", *TEXTS[1:20]]
     assert_same_everywhere(model, tmp_path / "marian", texts)
     assert translate(load_checkpoint(tmp_path / "marian"), texts, num_beams=5) == translate(

@@ -15,8 +15,8 @@ import regard
 from marian_models import Checkpoint, translate
 from regard.data.batching import pad
 from regard.data.tokens.tokenizers import START
-from regard.export.importing import import_marian
-from regard.export.marian_files import MarianFolder
+from regard.export.importing import import_model
+from regard.export.sources import read_model
 from tests_command import Result, find_imports
 from tests_marian import make_checkpoint, make_pairs
 
@@ -25,7 +25,7 @@ UNUSUAL = [f"{CODE} the dog sees a man.", "zzz  你好 the dog\u00a0sees ﬁve m
 
 
 def import_checkpoint(folder: Path, out: Path) -> regard.Model:
-    return regard.load(import_marian(MarianFolder.read(folder), out))
+    return regard.load(import_model(read_model(folder), out))
 
 
 @pytest.fixture(scope="module")

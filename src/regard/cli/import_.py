@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from regard.export.marian_files import MarianFolder
+from regard.export.sources import read_model
 
 EXAMPLES = """\b
 Examples:
@@ -30,8 +30,8 @@ def command(folder: Path, out: Path) -> None:
     If a part is not supported, the error names it, and nothing is written. Predictions are those of Transformers with
     length_penalty=0 and the same search, except that the unknown token is never generated.
     """
-    files = MarianFolder.read(folder)
+    model = read_model(folder)
 
-    from regard.export.importing import import_marian
+    from regard.export.importing import import_model
 
-    click.echo(import_marian(files, out))
+    click.echo(import_model(model, out))

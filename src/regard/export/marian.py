@@ -13,6 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.data.tokens.tokenizers import START
+from regard.export.foreign_weights import ForeignWeights
+
 
 class Parameter(NamedTuple):
     """A tensor of a layer: its name in Transformers and in regard, its shape, and the axis of the model dimensions."""
@@ -87,3 +90,36 @@ IGNORED = ("model.encoder.embed_positions.weight", "model.decoder.embed_position
 def alternate_positions(size: int) -> Tensor:
     """Return the dimension of a Marian model for each of our dimensions: a sine, its cosine, the next sine, …"""
     return torch.arange(size).view(2, -1).t().flatten()
+
+
+_NEVER = -100.0
+"""Added to the logit of the start token if Marian has no separate one: e^-100 does not change a sum of float32 numbers
+of at least 1.
+"""
+
+
+def convert_weights(
+    weights: ForeignWeights,
+    size: int,
+    feedforward: int,
+    layers: tuple[int, int],
+    vocabulary: int,
+    ids: list[int],
+    tied: str,
+) -> dict[str, Tensor]:
+    """Return the weights with our names, and with dimensions and tokens in our order. `ids` are those of our tokens."""
+    weights.ignore(*IGNORED)
+    order_D, ids_V = alternate_positions(size), torch.tensor(ids)
+    converted = {
+        name: weights.take(*theirs, shape=(vocabulary, size))[ids_V][:, order_D]
+        for name, theirs in EMBEDDINGS[tied].items()
+    }
+    for theirs, ours, shape, axis in list_layer_parameters(size, feedforward, *layers):
+        tensor = weights.take(theirs, shape=shape)
+        converted[ours] = tensor if axis is None else tensor.index_select(axis, order_D)
+    bias_V = weights.take(BIAS, shape=(1, vocabulary))[0][ids_V] if BIAS in weights else torch.zeros(len(ids))
+    if len(ids) > vocabulary:
+        bias_V[START] += _NEVER
+    if bias_V.any():
+        converted["decoder.output.bias"] = bias_V
+    return converted

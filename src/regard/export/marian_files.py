@@ -1,23 +1,25 @@
 """The files of a Hugging Face Marian model: read and checked without torch, and without running anything in them."""
 
-import io
 import logging
-import pickletools
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regard.data.tokens.sentencepiece import build_tokenizer_of_ids, parse_model
 from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN, Tokenizer, TokenizerPair
 from regard.errors import ConfigError, ModelError
+from regard.export.foreign import ForeignModel, check_pickle_file, read_file, reject
 from regard.formatting import parse_json, quote
 from regard.quantities import DropoutProbability, Heads, Layers, Length, VocabularySize, Width
-from regard.regular_files import open_regular, read_regular
 from regard.yaml_reader import read_yaml
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.export.foreign_weights import ForeignWeights
 
 log = logging.getLogger(__name__)
 
@@ -75,31 +77,55 @@ class MarianConfig(BaseModel):
         return ("all" if self.share_encoder_decoder_embeddings else "decoder") if self.tie_word_embeddings else "none"
 
 
+@final
 @dataclass(frozen=True)
-class MarianFolder:
-    """A Marian model as it is saved by Transformers, except for its weights."""
+class MarianFolder(ForeignModel):
+    """A Marian model as it is saved by Transformers."""
 
-    path: Path
-    config: MarianConfig
+    options: MarianConfig
     ids: list[int]
     """The id in Marian of each of our tokens."""
-    tokenizers: TokenizerPair
-    settings: dict[str, Any]
-    """The settings of the run, except those of the model."""
-    weights: Path
+
+    config = "config.json"
 
     @classmethod
     def read(cls, path: Path) -> "MarianFolder":
-        """Read a folder. Raise ModelError, with the name of the file, if a part is missing, damaged or unsupported."""
-        if not path.is_dir():
-            raise ModelError(f"There is no folder {path}. Pass the folder of a Marian model with its config.json.")
         config = _read_config(path)
         options = _read_json(path, "tokenizer_config.json", required=False)
         if (path / "tokenizer.json").exists() and not (path / "source.spm").exists():
             ids, tokenizers = _read_fast_tokenizer(path, config)
         else:
             ids, tokenizers = _read_tokenizers(path, config, options)
-        return cls(path, config, ids, tokenizers, _read_settings(path, config, options), _find_weights(path))
+        settings = _read_settings(path, config, options)
+        return cls(path, tokenizers, settings, _find_weights(path), config, ids)
+
+    def convert(self, weights: "ForeignWeights") -> "tuple[dict[str, Any], dict[str, Tensor]]":
+        from regard.export.marian import convert_weights
+
+        config = self.options
+        layers = config.encoder_layers, config.decoder_layers
+        converted = convert_weights(
+            weights, config.d_model, config.encoder_ffn_dim, layers, config.vocab_size, self.ids, config.tied
+        )
+        return _describe_model(config, has_bias="decoder.output.bias" in converted), converted
+
+
+def _describe_model(config: MarianConfig, *, has_bias: bool) -> dict[str, Any]:
+    """Return the settings of the model."""
+    return {
+        "kind": "transformer",
+        "size": config.d_model,
+        "heads": config.encoder_attention_heads,
+        "layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "feedforward": config.encoder_ffn_dim,
+        "activation": ACTIVATIONS[config.activation_function],
+        "tied": config.tied,
+        "output_bias": has_bias,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+    }
 
 
 def _read_settings(path: Path, config: MarianConfig, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +170,7 @@ def _read_tokenizers(path: Path, config: MarianConfig, options: Mapping[str, Any
     if name not in vocabulary:
         raise ModelError(f"{path / 'vocab.json'} has no token {quote(name)} for unknown words.")
     if options.get("separate_vocabs"):
-        _reject(path / "tokenizer_config.json", "separate_vocabs", True, "one vocabulary for source and target")
+        reject(path / "tokenizer_config.json", "separate_vocabs", True, "one vocabulary for source and target")
     special = [config.pad_token_id, vocabulary.index(name), config.decoder_start_token_id, config.eos_token_id]
     if len({*special[:START], special[END]}) < 3:
         raise ModelError(f"{path / 'config.json'}: padding, unknown and end token must be three different tokens.")
@@ -159,7 +185,7 @@ def _read_tokenizers(path: Path, config: MarianConfig, options: Mapping[str, Any
 
 def _read_sentencepiece(path: Path, tokens: list[str], *, add_end: bool) -> Tokenizer:
     try:
-        model = parse_model(_read_file(path))
+        model = parse_model(read_file(path))
     except ValueError as error:
         raise ModelError(f"{path} {error}. Download it again.") from None
     missing = {piece.text for piece in model.pieces}.difference(tokens)
@@ -174,25 +200,12 @@ def _read_sentencepiece(path: Path, tokens: list[str], *, add_end: bool) -> Toke
         raise ModelError(f"{path} cannot be used: {error}. Download it again.") from None
 
 
-def _reject(file: Path, key: str, value: object, supported: str) -> NoReturn:
-    raise ModelError(f"{file}: {key} is {quote(value)}, which is not supported. Supported: {supported}.")
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return read_regular(path)
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing. Download all files of the model.") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-
-
 def _read_json(folder: Path, name: str, *, required: bool = True) -> dict[str, Any]:
     path = folder / name
     if not required and not path.exists():
         return {}
     try:
-        document = parse_json(_read_file(path))
+        document = parse_json(read_file(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}. Download it again.") from None
     if not isinstance(document, dict):
@@ -203,10 +216,10 @@ def _read_json(folder: Path, name: str, *, required: bool = True) -> dict[str, A
 def _read_config(folder: Path) -> MarianConfig:
     path, document = folder / "config.json", _read_json(folder, "config.json")
     if document.get("model_type") != "marian":
-        _reject(path, "model_type", document.get("model_type"), "marian")
+        reject(path, "model_type", document.get("model_type"), "marian")
     for key, supported in _UNSUPPORTED.items():
         if document.get(key, supported) != supported:
-            _reject(path, key, document[key], str(supported).lower())
+            reject(path, key, document[key], str(supported).lower())
     try:
         config = MarianConfig.model_validate(document)
     except ValidationError as error:
@@ -214,17 +227,17 @@ def _read_config(folder: Path) -> MarianConfig:
         key = ".".join(map(str, first["loc"]))
         raise ModelError(f"{path}: {key}: {first['msg']}. Download the file again.") from None
     if not config.scale_embedding:  # the default
-        _reject(path, "scale_embedding", False, "true")
+        reject(path, "scale_embedding", False, "true")
     for part in ("attention_heads", "ffn_dim"):
         encoder, decoder = getattr(config, f"encoder_{part}"), getattr(config, f"decoder_{part}")
         if encoder != decoder:
-            _reject(path, f"decoder_{part}", decoder, f"the same as encoder_{part}, {encoder}")
+            reject(path, f"decoder_{part}", decoder, f"the same as encoder_{part}, {encoder}")
     if config.activation_function not in ACTIVATIONS:
-        _reject(path, "activation_function", config.activation_function, ", ".join(ACTIVATIONS))
+        reject(path, "activation_function", config.activation_function, ", ".join(ACTIVATIONS))
     if config.share_encoder_decoder_embeddings and not config.tie_word_embeddings:
-        _reject(path, "tie_word_embeddings", False, "true, or share_encoder_decoder_embeddings=false")
+        reject(path, "tie_word_embeddings", False, "true, or share_encoder_decoder_embeddings=false")
     if config.d_model % 2 or config.d_model % config.encoder_attention_heads:
-        _reject(path, "d_model", config.d_model, "an even number that is divisible by the number of heads")
+        reject(path, "d_model", config.d_model, "an even number that is divisible by the number of heads")
     return config
 
 
@@ -260,56 +273,5 @@ def _find_weights(folder: Path) -> Path:
             f"{folder} has no {SAFETENSORS} and no {PICKLE}, which contain the weights. Other formats, and weights in "
             f"several files, are not supported. Found: {', '.join(found)}."
         )
-    try:
-        with open_regular(folder / PICKLE) as file:
-            check_pickle(file)
-    except OSError as error:
-        raise ModelError(f"{folder / PICKLE} cannot be read: {error.strerror}.") from None
-    except (ValueError, zipfile.BadZipFile, EOFError, IndexError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(
-            f"{folder / PICKLE} is rejected: {error}. Use a copy with the weights in {SAFETENSORS}, from a source that "
-            "you trust."
-        ) from None
+    check_pickle_file(folder / PICKLE, f"Use a copy with the weights in {SAFETENSORS}, from a source that you trust.")
     return folder / PICKLE
-
-
-_HARMLESS = {
-    "collections OrderedDict",
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_parameter",
-    *(f"torch {kind}Storage" for kind in ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Byte", "Bool")),
-}
-"""What a pickle of tensors refers to."""
-
-_OTHER_REFERENCES = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"}
-"""Instructions that refer to Python objects and do not occur in a pickle of tensors."""
-
-_LEGACY_PICKLES, _MAX_PICKLE = 5, 1 << 26
-
-
-def check_pickle(file: BinaryIO) -> None:
-    """Raise ValueError if a file of torch refers to anything but tensors. Nothing in it is run.
-
-    torch.load(weights_only=True) makes the same check, but importing torch takes seconds.
-    """
-    if file.read(4) == b"PK\x03\x04":
-        with zipfile.ZipFile(file) as archive:
-            names = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
-            if len(names) != 1 or names[0].file_size > _MAX_PICKLE:
-                raise ValueError("it is not a file of torch")
-            _check_instructions(io.BytesIO(archive.read(names[0])))
-        return
-    file.seek(0)
-    for _ in range(_LEGACY_PICKLES):
-        _check_instructions(file)
-
-
-def _check_instructions(file: BinaryIO) -> None:
-    for name, argument in _read_instructions(file):
-        if name in _OTHER_REFERENCES or (name == "GLOBAL" and argument not in _HARMLESS):
-            raise ValueError(f"loading it could run code ({name} {quote(argument)})")
-
-
-def _read_instructions(file: BinaryIO) -> Iterator[tuple[str, object]]:
-    for instruction, argument, _ in pickletools.genops(file):
-        yield instruction.name, argument
