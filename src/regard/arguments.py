@@ -184,8 +184,8 @@ def _check_mask(allowed: Tensor | None, keys_BSD: Tensor, queries: int | None = 
         )
     rows, slots = keys_BSD.shape[:2]
     shape, steps = tuple(allowed.shape), "queries" if queries is None else queries
-    accepted = {1, *(allowed.shape[1:2] if queries is None else [queries])}
-    if shape != (rows, slots) and shape not in {(rows, count, slots) for count in accepted}:
+    counts = (1, allowed.shape[1] if queries is None else queries)
+    if shape not in [(rows, slots), *((rows, count, slots) for count in counts)]:
         raise ConfigError(
             f"allowed must have the shape ({rows}, {slots}) or ({rows}, {steps}, {slots}) for (rows, slots) or "
             f"(rows, queries, slots), not {shape}."

@@ -204,7 +204,7 @@ class Attention(nn.Module):
         """
         _check_reading(query_BTD, keys, past, self.query_size)
         check_flag("weights", weights)
-        (rows, steps, _), memory_rows = query_BTD.shape, len(keys.values_BHSD)
+        (rows, steps, _), memory_rows = query_BTD.shape, keys.values_BHSD.shape[0]
         if self.stepwise and steps != 1:
             return self._read_in_steps(query_BTD, keys, past, weights=weights)
         if rows == memory_rows:
@@ -278,7 +278,7 @@ class Attention(nn.Module):
         past, rows_and_steps = reading.past, reading.query_BTD.shape[:2]
         # Only scopes and hooks use the target positions, and the global scope does not.
         if hooks or not self.scope.is_global:
-            steps = rows_and_steps[1] if len(past.position_B) == rows_and_steps[0] else 1
+            steps = rows_and_steps[1] if past.position_B.shape[0] == rows_and_steps[0] else 1
             past = past._replace(position_B=past.position_B + steps)
         if weights_BHTS is not None and past.weights_BHS is not None:
             last = weights_BHTS[..., -1, :]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.ops.attention import CachedSteps, ScoreBias, step_kernel_unsupported_reason
+from regard.ops.reference_mode import in_reference_mode
 
 MIN_CAPACITY = 32
 """The number of steps that a new cache has space for."""
@@ -56,14 +57,20 @@ class CacheIndirection(NamedTuple):
         return self.origin_NT.shape[1] * self.block
 
     def write(self, layer: LayerCache, prepared: Tensor, values_NHTD: Tensor) -> tuple[LayerCache, ScoreBias | None]:
-        """Write the slots of the current step in place. Return the cache, which may have been reallocated, and the
-        mask for reading it.
+        """Write the slots of the current step in place, in reference mode to a new cache. Return the cache, which may
+        have been reallocated, and the mask for reading it.
         """
-        if self.slots > layer.values_BHSD.shape[2]:
-            capacity = compute_capacity(self.origin_NT.shape[1]) * self.block
-            layer = LayerCache(*(_resize(cached, 2, capacity) for cached in layer))
-        for cached, tensor in zip(layer, (with_heads(prepared), values_NHTD), strict=True):
-            cached.narrow(2, self.slots - self.block, self.block).copy_(_group_rows(tensor, self.block))
+        first = self.slots - self.block
+        written = [_group_rows(tensor, self.block) for tensor in (with_heads(prepared), values_NHTD)]
+        if in_reference_mode():
+            pairs = zip(layer, written, strict=True)
+            layer = LayerCache(*(torch.cat([cached.narrow(2, 0, first), slots], dim=2) for cached, slots in pairs))
+        else:
+            if self.slots > layer.values_BHSD.shape[2]:
+                capacity = compute_capacity(self.origin_NT.shape[1]) * self.block
+                layer = LayerCache(*(_resize(cached, 2, capacity) for cached in layer))
+            for cached, slots in zip(layer, written, strict=True):
+                cached.narrow(2, first, self.block).copy_(slots)
         return layer, None if self.bias_BKS is None else ScoreBias(self.bias_BKS.unsqueeze(1), None)
 
     def used_slots(self, layer: LayerCache) -> LayerCache:
@@ -231,7 +238,7 @@ class PreallocatedKVCache(NamedTuple):
 def _row_indices(origin_NT: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Return the indices of the rows in a block, (K,), and the index of each row in its block, (N, 1)."""
     index_K = torch.arange(block, device=origin_NT.device)
-    return index_K, index_K.repeat(len(origin_NT) // block).unsqueeze(1)
+    return index_K, index_K.repeat(origin_NT.shape[0] // block).unsqueeze(1)
 
 
 def _mask_to_bias(masked_NTK: Tensor, dtype: torch.dtype) -> Tensor:

@@ -54,7 +54,7 @@ class Past(NamedTuple):
         """Return the positions of the next queries, (B, T): consecutive steps of a row, or the hypotheses of a
         sentence, each with its own position.
         """
-        if len(self.position_B) != rows:
+        if self.position_B.shape[0] != rows:
             return self.position_B.view(rows, queries)
         return self.position_B.unsqueeze(1) + torch.arange(queries, device=self.position_B.device)
 

@@ -211,7 +211,7 @@ class MultiHeadAttention(nn.Module):
         """Return the cached steps as a memory for each row."""
         assert isinstance(step, CacheIndirection)
         keys_NHTD, values_NHTD = step.gather_rows(layer)
-        position_N = torch.full((len(step.origin_NT),), step.start, device=keys_NHTD.device)
+        position_N = torch.full((step.origin_NT.shape[0],), step.start, device=keys_NHTD.device)
         prepared = keys_NHTD if self.attention.score.reads_keys else keys_NHTD.squeeze(1)
         return Past(position_N), PreparedMemory(prepared, values_NHTD, None, position_N + 1)
 

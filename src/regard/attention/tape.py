@@ -13,6 +13,7 @@ from regard.attention.attention import Attention
 from regard.attention.hooks import find_hooks
 from regard.attention.kv_cache import compute_capacity, with_heads
 from regard.attention.memory import Past, PreparedMemory
+from regard.ops.reference_mode import in_reference_mode
 
 EARLIER = {"kind": "causal", "strict": True}
 """The scope of an attention to a tape: a query reads earlier steps only, not its own."""
@@ -134,8 +135,12 @@ class Tape(NamedTuple):
         return Tape(prepared, values, pad(self.visible_BS, (0, missing)), self.position_B, is_preallocated=True)
 
 
-def _append(memory_BHSD: Tensor, slot_BH1D: Tensor, buffer: SlotBuffer | None) -> tuple[Tensor, SlotBuffer]:
-    """Append a slot in place if the memory is in a buffer with space for it, else in a new buffer."""
+def _append(memory_BHSD: Tensor, slot_BH1D: Tensor, buffer: SlotBuffer | None) -> tuple[Tensor, SlotBuffer | None]:
+    """Append a slot in place if the memory is in a buffer with space for it, else in a new buffer. In reference mode,
+    there is no buffer.
+    """
+    if in_reference_mode():
+        return torch.cat([memory_BHSD[:, :, :-1], slot_BH1D, torch.zeros_like(slot_BH1D)], dim=2), None
     if buffer is None or not buffer.can_append(memory_BHSD, slot_BH1D):
         buffer = SlotBuffer(memory_BHSD, slot_BH1D.dtype)
     memory: Tensor = Append.apply(memory_BHSD, slot_BH1D, buffer)  # type: ignore[no-untyped-call]

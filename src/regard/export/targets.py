@@ -6,6 +6,7 @@ from regard.export.ct2 import CTranslate2Exporter
 from regard.export.exporter import Exporter
 from regard.export.folder import FolderExporter
 from regard.export.hf import HuggingFaceExporter
+from regard.export.onnx import OnnxExporter
 from regard.export.settings import ExportTarget
 
 
@@ -24,3 +25,4 @@ def register_exporter(name: str, exporter: Callable[..., Exporter]) -> None:
 register_exporter("folder", FolderExporter)
 register_exporter("hf", HuggingFaceExporter)
 register_exporter("ct2", CTranslate2Exporter)
+register_exporter("onnx", OnnxExporter)

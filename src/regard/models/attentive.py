@@ -185,7 +185,7 @@ class AttentiveDecoder(Decoder, ABC):
             values = torch.cat([slots_BSD, memory.cells_BSD], dim=-1)
         keys = self.attention.prepare(slots_BSD, values, memory.allowed_BS)
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
-        rows, like = len(memory.slots_BSD), memory.slots_BSD
+        rows, like = memory.slots_BSD.shape[0], memory.slots_BSD
         masks = tuple(mask for stack in self.stacks for mask in stack.sample_masks(rows, like))
         feed = initial[-1][0].new_zeros(rows, self.feed_size) if self.feed_size else None
         slots = self.readout.project_slots(keys.values_BHSD.squeeze(1)) if self.attention.select.marginal else None
@@ -199,7 +199,7 @@ class AttentiveDecoder(Decoder, ABC):
 
     def step(self, token_B: Tensor, state: AttentiveState, keys: AttentiveKeys) -> tuple[Tensor, AttentiveState]:
         check_step_types(state, keys, AttentiveState, AttentiveKeys)
-        check_token(token_B, len(state.output_BH), self.embedding)
+        check_token(token_B, state.output_BH.shape[0], self.embedding)
         if self.attention.select.marginal:
             log_p_BV, step = self._marginal_step(token_B, state, keys)
             return log_p_BV, step.state
@@ -209,7 +209,7 @@ class AttentiveDecoder(Decoder, ABC):
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         keys, state = self.begin(memory)
-        check_targets(tokens_BT, len(state.output_BH), self.embedding)
+        check_targets(tokens_BT, state.output_BH.shape[0], self.embedding)
         if self.attention.select.marginal:
             return self._forward_marginal(tokens_BT, state, keys)
         embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
@@ -279,7 +279,7 @@ class AttentiveDecoder(Decoder, ABC):
         if not self._can_copy or keys.tokens_BS is None:
             return None
         weights_BTS = _join_weights([step.weights for step in attended])
-        return CopyAttention(weights_BTS, repeat_for_hypotheses(keys.tokens_BS, len(weights_BTS)))
+        return CopyAttention(weights_BTS, repeat_for_hypotheses(keys.tokens_BS, weights_BTS.shape[0]))
 
     def _loss_terms(self, attended: list[Attended], keys: AttentiveKeys) -> tuple[LossTerm, ...]:
         """Return the terms of sampled slots (REINFORCE) and of the doubly stochastic penalty, if there are any."""
@@ -321,7 +321,7 @@ class AttentiveDecoder(Decoder, ABC):
         embedded_BD = self.dropout(embed(self.embedding, token_B))
         step = self._advance(_Token(embedded_BD, self.layers.project(embedded_BD)), state, keys)
         assert keys.readout_slots_BSH is not None
-        slots_BSH = repeat_for_hypotheses(keys.readout_slots_BSH, len(token_B))
+        slots_BSH = repeat_for_hypotheses(keys.readout_slots_BSH, token_B.shape[0])
         if step.gate_B1 is not None:
             slots_BSH = step.gate_B1.unsqueeze(-1) * slots_BSH
         log_p_BSV = self.readout.log_probs_per_slot(self._readout_inputs(step.output_BX, embedded_BD), slots_BSH)

@@ -117,7 +117,7 @@ class Tokens(Source):
         check_integers("tokens", self.tokens_BT, "rows", "steps")
         check_integers("lengths", self.lengths_B, "rows")
         check_same_device("lengths", self.lengths_B, "tokens", self.tokens_BT.device)
-        if len(self.lengths_B) != len(self.tokens_BT):
+        if self.lengths_B.shape[0] != self.tokens_BT.shape[0]:
             raise ConfigError(
                 f"lengths has {quantity(len(self.lengths_B), 'row')}, but tokens has {len(self.tokens_BT)}. Pass one "
                 "length for each row."
@@ -377,7 +377,7 @@ def check_supervised_head(layer: int, head: int, layers: int, heads: int) -> Non
 
 def repeat_for_hypotheses(keys: Tensor, rows: int) -> Tensor:
     """Repeat each row of `keys` for the hypotheses of its sentence, to `rows` rows in total."""
-    return keys if len(keys) == rows else keys.repeat_interleave(rows // len(keys), dim=0)
+    return keys if keys.shape[0] == rows else keys.repeat_interleave(rows // keys.shape[0], dim=0)
 
 
 def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None = None) -> State:
@@ -423,7 +423,7 @@ def check_tokens_source(source: Any, embedding: nn.Embedding) -> None:
     source = check_type("source", source, Tokens, "a regard.Tokens")
     check_same_device("source.tokens_BT", source.tokens_BT, "the encoder", embedding.weight.device)
     lengths_B, steps = source.lengths_B, source.tokens_BT.shape[1]
-    if len(lengths_B) and has_values(lengths_B) and not 0 <= int(lengths_B.min()) <= int(lengths_B.max()) <= steps:
+    if has_values(lengths_B) and len(lengths_B) and not 0 <= int(lengths_B.min()) <= int(lengths_B.max()) <= steps:
         raise ConfigError(
             f"source.lengths_B must be between 0 and the number of steps, {steps}, not {lengths_B.tolist()}."
         )

@@ -14,6 +14,9 @@ from regard.errors import ConfigError
 from regard.models.settings import TransformerLayers
 from regard.ops.layers import Dropout
 
+EXPORTED_POSITIONS = 4096
+"""The number of sinusoidal positions in an exported graph."""
+
 
 def embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
     """Embed tokens. On a CPU, raise ConfigError for a token that is not in the vocabulary."""
@@ -49,13 +52,15 @@ class Embedding(nn.Module):
         """Embed tokens at the positions from `start` on, all below `max_length`."""
         x_BTD = embed(self.tokens, tokens_BT) * self.scale
         if self.learned is not None:
-            assert isinstance(start, int)
+            assert not isinstance(start, Tensor)
             x_BTD = x_BTD + self.learned.span(start, tokens_BT.shape[1])
         if self.sinusoidal:
             if max_length is None:
-                assert isinstance(start, int)
+                assert not isinstance(start, Tensor)
                 max_length = start + tokens_BT.shape[1]
-            positions = 1 << max(8, (max_length - 1).bit_length())
+            # An exported graph reads sequences of any length up to this one.
+            is_exporting = torch.compiler.is_exporting()
+            positions = EXPORTED_POSITIONS if is_exporting else 1 << max(8, (max_length - 1).bit_length())
             sinusoids_TD = _get_sinusoids(positions, x_BTD.shape[-1], x_BTD.dtype, x_BTD.device)
             if isinstance(start, Tensor):
                 x_BTD = x_BTD + sinusoids_TD.index_select(0, start)
@@ -63,6 +68,11 @@ class Embedding(nn.Module):
                 x_BTD = x_BTD + sinusoids_TD[start : start + tokens_BT.shape[1]]
         dropped: Tensor = self.dropout(x_BTD)
         return dropped
+
+    def prepare_export(self) -> None:
+        """Compute the positions of an exported graph. While it is traced, tensors have no values."""
+        weight = self.tokens.weight
+        _get_sinusoids(EXPORTED_POSITIONS, weight.shape[1], weight.dtype, weight.device)
 
 
 _SINUSOIDS: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}

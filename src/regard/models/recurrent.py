@@ -154,14 +154,14 @@ class FixedDecoder(Decoder):
     def begin(self, memory: Memory) -> tuple[Tensor, FixedState]:
         check_memory(memory, self.bridge.weight, slot_size=None, summary_size=self.bridge.in_features)
         initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
-        state = FixedState(initial, self.layers.sample_masks(len(memory.summary_BD), memory.summary_BD))
+        state = FixedState(initial, self.layers.sample_masks(memory.summary_BD.shape[0], memory.summary_BD))
         return memory.summary_BD[:, : None if self.feeds_context else 0], state
 
     def step(self, token_B: Tensor, state: FixedState, keys: Tensor) -> tuple[Tensor, FixedState]:
         check_step_types(state, keys, FixedState, Tensor)
-        check_token(token_B, len(state.layers[0][0]), self.embedding)
+        check_token(token_B, state.layers[0][0].shape[0], self.embedding)
         embedded_BD = self.dropout(embed(self.embedding, token_B))
-        context_BD = repeat_for_hypotheses(keys, len(token_B))
+        context_BD = repeat_for_hypotheses(keys, token_B.shape[0])
         gates_BG = self.layers.project(torch.cat([embedded_BD, context_BD], dim=-1))
         output_BH, after = self.layers.step(gates_BG, state.layers, state.masks)
         logits_BV = self.readout(torch.cat([output_BH, embedded_BD], dim=-1), context_BD)
@@ -169,7 +169,7 @@ class FixedDecoder(Decoder):
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         context_BD, state = self.begin(memory)
-        check_targets(tokens_BT, len(context_BD), self.embedding)
+        check_targets(tokens_BT, context_BD.shape[0], self.embedding)
         embedded_BTD = self.dropout(embed(self.embedding, tokens_BT))
         context_BTD = context_BD.unsqueeze(1).expand(-1, tokens_BT.shape[1], -1)
         outputs_BTH, _ = self.layers(torch.cat([embedded_BTD, context_BTD], dim=-1), state=state.layers)

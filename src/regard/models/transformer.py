@@ -305,7 +305,7 @@ class TransformerDecoder(Decoder):
         layers = self._layers()
         packed = (layer.self_attention.packed() for layer in layers)
         keys = [LayerKeys(*pair) for pair in zip(self._prepare_keys(memory), packed, strict=True)]
-        rows, device = len(memory.slots_BSD), memory.slots_BSD.device
+        rows, device = memory.slots_BSD.shape[0], memory.slots_BSD.device
         attentions = [layer.cross_attention.attention for layer in layers]
         pasts = (
             attention.begin(key.cross) if attention.stepwise else None
@@ -320,7 +320,7 @@ class TransformerDecoder(Decoder):
         self, token_B: Tensor, state: TransformerState, keys: tuple[LayerKeys, ...]
     ) -> tuple[Tensor, TransformerState]:
         check_step_types(state, keys, TransformerState, tuple)
-        check_token(token_B, len(state.past.position_B), self.token_embedding)
+        check_token(token_B, state.past.position_B.shape[0], self.token_embedding)
         cache, pasts = state.layers
         x_B1D = self.embedding(token_B.unsqueeze(1), cache.start, cache.max_steps)
         indirection = cache.next_step(x_B1D)
@@ -336,7 +336,7 @@ class TransformerDecoder(Decoder):
 
     def forward(self, tokens_BT: Tensor, memory: Memory) -> Decoded:
         layers = zip(self._layers(), self._prepare_keys(memory), strict=True)
-        check_targets(tokens_BT, len(memory.slots_BSD), self.token_embedding)
+        check_targets(tokens_BT, memory.slots_BSD.shape[0], self.token_embedding)
         x_BTD = self.embedding(tokens_BT)
         supervised_layer, head = self.supervised if self.supervised and self.training else (None, 0)
         alignment_BTS = None

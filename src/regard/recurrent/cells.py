@@ -99,7 +99,7 @@ class Cell(ObservedModule, ABC):
     def init_state_from(self, initial_BX: Tensor) -> State:
         """Return the initial state. The vector holds its first `initial_parts` tensors; the others are zero."""
         given = initial_BX.chunk(self.initial_parts, dim=-1)
-        return (*given, *self.init_state(len(initial_BX), initial_BX)[self.initial_parts :])
+        return (*given, *self.init_state(initial_BX.shape[0], initial_BX)[self.initial_parts :])
 
     def project(self, x: Tensor) -> Tensor:
         """Return W x + b, (…, D) → (…, G). If x is narrower than the input, use the first columns of W."""

@@ -22,7 +22,7 @@ from regard.ops.triton import dtype_unsupported_reason, triton_unsupported_reaso
 from regard.recurrent.cells import Cell, State
 from regard.recurrent.fast.cudnn import scan_torch
 from regard.recurrent.fast.kernels import KERNELS, LayerInput, stack_present
-from regard.recurrent.scan import CellInput, ScanOutput, scan, select_last_valid, take_step
+from regard.recurrent.scan import CellInput, ScanOutput, scan, scan_exported, select_last_valid, take_step
 
 FUSED_MAX_ROWS = 64
 """Up to this many rows, the fused kernel is faster than cuDNN in float32 (benchmarks/recurrent.py)."""
@@ -119,6 +119,8 @@ def scan_layer(inputs: Sequence[CellInput], lengths_B: Tensor | None) -> list[Sc
         path = dispatch_layer(
             like, x_BTD.device.type, x_BTD.dtype, rows=len(x_BTD), state_dropout=state_dropout, ragged=ragged
         ).path
+    if torch.compiler.is_exporting() and lengths_B is not None:
+        return [scan_exported(cell_input, lengths_B) for cell_input in inputs]
     if path == "scan":
         return [scan(cell_input, lengths_B) for cell_input in inputs]
     if hooks_of(cell):

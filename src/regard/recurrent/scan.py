@@ -3,10 +3,10 @@
 B rows, T steps, D input width, H state width.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention.tape import Tape
 from regard.ops.hooks import hooks_of, observe_values
@@ -42,7 +42,7 @@ def scan(cell_input: CellInput, lengths_B: Tensor | None) -> ScanOutput:
             next_state = tuple(_keep_finished(valid_B1, after, before) for after, before in pairs)
         state = next_state
         outputs.append(state[0])
-    empty_B0H = x_BTD.new_zeros(len(x_BTD), 0, cell.hidden_size)
+    empty_B0H = x_BTD.new_zeros(x_BTD.shape[0], 0, cell.hidden_size)
     return ScanOutput(torch.stack(outputs, dim=1) if outputs else empty_B0H, state)
 
 
@@ -65,6 +65,45 @@ def take_step(cell: Cell, gates_BG: Tensor, state: State, mask_BH: Tensor | None
     for recorder in recorders:
         recorder.record({name: part_BH.unsqueeze(1) for name, part_BH in parts.items()})
     return next_state
+
+
+@final
+class _ExportedStep(nn.Module):
+    """A step of a cell. Rows that are not valid keep their state."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, gates_BG: Tensor, valid_B1: Tensor, state: State) -> State:
+        pairs = zip(self.cell.step(gates_BG, state), state, strict=True)
+        return tuple(torch.where(valid_B1, after, before) for after, before in pairs)
+
+
+def scan_exported(cell_input: CellInput, lengths_B: Tensor) -> ScanOutput:
+    """The reference scan as one operator, which `torch.export` does not unroll, so that the graph can run any number of
+    steps. In ONNX, it is the operator Scan.
+    """
+    from torch._higher_order_ops.scan import scan_op
+
+    cell, x_BTD, state, _ = cell_input
+    step = _ExportedStep(cell)
+    weights = dict(step.named_parameters())
+
+    def run_step(*tensors: Tensor) -> list[Tensor]:
+        before, (gates_BG, valid_B1), values = (
+            tensors[: len(state)],
+            tensors[len(state) :][:2],
+            tensors[len(state) + 2 :],
+        )
+        named = dict(zip(weights, values, strict=True))
+        after = torch.func.functional_call(step, named, (gates_BG, valid_B1, before))
+        return [*after, after[0].clone()]
+
+    gates_TBG = cell.normalize_projection(cell.project(x_BTD)).transpose(0, 1)
+    valid_TB1 = (torch.arange(x_BTD.shape[1], device=x_BTD.device).unsqueeze(1) < lengths_B).unsqueeze(-1)
+    *final, outputs_TBH = scan_op(run_step, list(state), [gates_TBG, valid_TB1], tuple(weights.values()))
+    return ScanOutput(outputs_TBH.transpose(0, 1), tuple(final))
 
 
 def select_last_valid(states_BTH: Tensor, lengths_B: Tensor | None, initial_BH: Tensor) -> Tensor:

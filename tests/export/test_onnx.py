@@ -1,0 +1,226 @@
+"""Models that are exported to ONNX give the same outputs in ONNX Runtime, and hostile files are rejected."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.export.onnx_model import DECODER, DESCRIPTION, ENCODER, OnnxModel
+from regard.models.contracts import Source, Tokens, reorder
+from tests_marian import make_pairs
+
+onnx = pytest.importorskip("onnx", reason="onnx is missing; install it with: pip install -e '.[test]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing; install it with: pip install -e '.[test]'")
+
+EXAMPLE = Path(__file__).parents[2] / "examples/onnx_beam_search.py"
+TEXTS = [source for source, _ in make_pairs(12, seed=1)]
+SMALL = {"tokenizer": {"kind": "bpe", "vocabulary": 120}, "training.batch_size": 32, "training.learning_rate": 5e-3}
+RECURRENT = {"model": "recurrent", "model.embedding": 24, "model.encoder.hidden": 24, "model.decoder.hidden": 24}
+GRU = {**RECURRENT, "model.encoder.bidirectional": True}
+LSTM = {
+    **RECURRENT,
+    "model.encoder.cell": "lstm",
+    "model.encoder.layers": 2,
+    "model.decoder.cell": "lstm",
+    "model.decoder.order": "luong",
+    "model.decoder.input_feeding": True,
+    "model.attention.score": "general",
+}
+FIXED = {"model": "fixed", "model.embedding": 24, "model.encoder.hidden": 32, "model.decoder.hidden": 32}
+TRANSFORMER = {"model": "transformer", "model.size": 32, "model.heads": 2, "model.layers": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "gru": GRU,
+    "lstm": LSTM,
+    "fixed": FIXED,
+    "transformer": TRANSFORMER,
+    "pre-norm": {
+        **TRANSFORMER,
+        "model.norm": "pre",
+        "model.normalization": "rms",
+        "model.positions": "rotary",
+        "model.activation": "swiglu",
+        "tokenizer.shared": False,
+    },
+    "learned": {**TRANSFORMER, "model.layers": 1, "model.positions": "learned", "model.self_score": "additive"},
+    "local": {**GRU, "model.attention.score": "concat", "model.attention.scope": "local_p"},
+    "coverage": {
+        **GRU,
+        "model.attention.score": {"kind": "location_aware", "features": "sum"},
+        "model.decoder.gate": True,
+    },
+    "copy": {**GRU, "model.decoder.order": "conditional", "model.decoder.copy_source": True, "tokenizer.shared": True},
+    "intra": {**GRU, "model.decoder.intra_attention": "general", "model.attention.select": "hard"},
+    "sparse": {**GRU, "model.attention.select": "sparsemax", "model.attention.scope": "local_m"},
+    "marginal": {**GRU, "model.attention.select": "hard_exact", "model.encoder.reverse": True},
+}
+
+
+def train(path: Path, steps: int = 1, **settings: Any) -> regard.Model:
+    overrides = {**SMALL, **settings, "training.steps": steps}
+    run = regard.train(pairs=make_pairs(300), dev=make_pairs(5, seed=9), overrides=overrides, out=path, quiet=True)
+    return run.load(device="cpu")
+
+
+def compare(model: regard.Model, exported: OnnxModel, source: Source, hypotheses: int, steps: int = 8) -> float:
+    """Return the largest difference of the logits of several steps, between which hypotheses are reordered."""
+    decoder, rows = model.network.decoder, len(source.length_hint_B)
+    generator, worst = torch.Generator().manual_seed(0), 0.0
+    keys, state = decoder.begin(model.network.encoder(source))
+    onnx_keys, onnx_state = exported.begin([tensor.numpy() for tensor in source.tensors])
+    repeated_N = torch.arange(rows).repeat_interleave(hypotheses)
+    state = reorder(reorder(state, repeated_N), torch.arange(len(repeated_N)), block=hypotheses)
+    onnx_state = tuple(part[repeated_N] for part in onnx_state)
+    for _ in range(steps):
+        token_N = torch.randint(4, exported.description.vocabulary, (rows * hypotheses,), generator=generator)
+        logits_NV, state = decoder.step(token_N, state, keys)
+        onnx_logits_NV, onnx_state = exported.step(token_N.numpy(), onnx_state, onnx_keys)
+        worst = max(worst, float((logits_NV - torch.from_numpy(onnx_logits_NV)).abs().max()))
+        chosen_BK = torch.randint(hypotheses, (rows, hypotheses), generator=generator)
+        rows_N = (torch.arange(rows).unsqueeze(1) * hypotheses + chosen_BK).flatten()
+        state = reorder(state, rows_N, block=hypotheses)
+        onnx_state = tuple(part[rows_N] for part in onnx_state)
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_the_logits_of_each_step_are_the_same(tmp_path: Path, kind: str) -> None:
+    model = train(tmp_path / "run", 2, **KINDS[kind])
+    model.network.eval()
+    exported = OnnxModel(model.export(tmp_path / "onnx", "onnx"))
+    for lengths, hypotheses in (([9, 4, 1, 0], 3), ([1], 1), ([6], 5)):
+        tokens_BT = torch.randint(4, 40, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
+        assert compare(model, exported, Tokens(tokens_BT, torch.tensor(lengths)), hypotheses) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gru", "lstm", "fixed", "transformer", "pre-norm"])
+def test_the_example_gives_the_text_of_predict(tmp_path: Path, kind: str) -> None:
+    model = train(tmp_path / "run", 60, **KINDS[kind])
+    model.export(tmp_path / "onnx", "onnx")
+    ours = [prediction.text for prediction in model.predict(TEXTS, beam=5)]
+    command = [sys.executable, str(EXAMPLE), str(tmp_path / "onnx"), *TEXTS]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert printed == ours
+    assert len(set(ours)) > 1
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_captioner_gives_the_same_captions(tmp_path: Path) -> None:
+    settings = {"training.steps": 40, "training.validate_every": 40, "data.size": 60}
+    model = regard.train("scenes", settings, out=tmp_path / "run", quiet=True).load(device="cpu")
+    model.network.eval()
+    exported = OnnxModel(model.export(tmp_path / "onnx", "onnx"))
+    source = model.network.encoder.example_source(0, torch.device("cpu"))
+    assert source is not None
+    noise = torch.randint(256, (3, *source.tensors[0].shape[1:]), generator=torch.Generator().manual_seed(0))
+    assert compare(model, exported, source.with_tensors([noise.to(torch.uint8)]), 5) < 1e-4
+
+
+def refuse(path: Path, name: str, **settings: Any) -> str:
+    model = train(path / "run", **settings)
+    with pytest.raises(regard.ConfigError) as caught:
+        model.export(path / name, "onnx")
+    assert not (path / name).exists()
+    return str(caught.value)
+
+
+def test_what_cannot_be_expressed_is_refused_with_the_nearest_setting(tmp_path: Path) -> None:
+    monotonic = {**GRU, "model.attention.select": "hard_monotonic"}
+    assert "model.attention.select=hard_exact" in refuse(tmp_path / "a", "onnx", **monotonic)
+    lstmn = {**RECURRENT, "model.encoder.cell": "lstmn"}
+    assert "model.encoder.cell=lstm" in refuse(tmp_path / "b", "onnx", **lstmn)
+
+
+def write_graph(path: Path, inputs: list[str], outputs: list[str], **changes: Any) -> None:
+    """Write a graph that copies its first input to each output."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Identity", inputs[:1], [name], domain=changes.get("domain", "")) for name in outputs]
+    weight = helper.make_tensor("weight", floats, [4], np.zeros(4, np.float32).tobytes(), raw=True)
+    if "location" in changes:
+        weight.ClearField("raw_data")
+        weight.data_location = onnx.TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=changes["location"])
+    describe = [
+        [helper.make_tensor_value_info(name, floats, ["rows"]) for name in names] for names in (inputs, outputs)
+    ]
+    graph = helper.make_graph(nodes, "graph", *describe, initializer=[weight])
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("other", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    path.write_bytes(model.SerializeToString()[: changes.get("size")])
+
+
+def write_model(folder: Path, **changes: Any) -> Path:
+    """Write a model without weights that is valid, except for some changes."""
+    folder.mkdir()
+    part = {"dtype": "float32", "shape": ["rows", "hypotheses"]}
+    description = {
+        "format": "regard-onnx-1",
+        "source_kind": "text",
+        "source": [{**part, "name": "tokens"}],
+        "keys": [],
+        "state": [{**part, "name": "state.h"}],
+        "initial": ["state.h"],
+        "vocabulary": 9,
+        "start": 1,
+        "end": 2,
+        "suppressed": [0],
+        "max_length_ratio": 2.0,
+        "max_length_extra": 20,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description | changes.pop("description", {})))
+    write_graph(folder / ENCODER, ["tokens"], ["state.h"], **changes)
+    write_graph(folder / DECODER, ["token", "state.h"], ["logits", "next_state.h"])
+    return folder
+
+
+def test_a_valid_folder_is_loaded(tmp_path: Path) -> None:
+    assert OnnxModel(write_model(tmp_path / "model")).description.vocabulary == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"location": "../outside.bin"}, "not a file in the same folder"),
+        ({"location": "/etc/hostname"}, "not a file in the same folder"),
+        ({"location": "link.bin"}, "not a file in the same folder"),
+        ({"location": "missing.bin"}, "not a file in the same folder"),
+        ({"domain": "other"}, "which are not those of ONNX"),
+        ({"size": 40}, "is damaged|does not have the inputs"),
+        ({"size": -30}, "is damaged|does not have the inputs"),
+        ({"description": {"initial": []}}, "does not have the inputs and outputs"),
+        ({"description": {"format": "other"}}, "was not written by regard export"),
+        ({"description": {"start": "one"}}, "was not written by regard export"),
+    ],
+)
+def test_hostile_files_are_rejected_before_anything_is_run(
+    tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", None)
+    (tmp_path / "outside.bin").write_bytes(bytes(16))
+    folder = write_model(tmp_path / "model", **changes)
+    (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
+    with pytest.raises(regard.ModelError, match=message) as caught:
+        OnnxModel(folder)
+    assert caught.value.exit_code == 4
+
+
+def test_a_folder_without_a_model_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(regard.ModelError, match="cannot be read"):
+        OnnxModel(tmp_path)
+
+
+def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(regard.ConfigError, match=r"pip install 'regard\[export\]'"):
+        OnnxModel(write_model(tmp_path / "model"))
