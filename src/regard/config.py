@@ -33,13 +33,17 @@ class Settings(BaseModel):
 
     def absolute(self) -> Self:
         """Return the settings with absolute paths, so that they are valid in any working directory."""
+        return self.map_paths(make_absolute)
+
+    def map_paths(self, function: Callable[[str], str]) -> Self:
+        """Return the settings with other paths. A path may be a URL."""
         update: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if isinstance(value, Settings):
-                update[name] = value.absolute()
+                update[name] = value.map_paths(function)
             elif value and PATH in field.metadata:
-                update[name] = make_absolute(value) if isinstance(value, str) else tuple(map(make_absolute, value))
+                update[name] = function(value) if isinstance(value, str) else tuple(map(function, value))
         return self.model_copy(update=update)
 
     @classmethod
@@ -69,7 +73,7 @@ def _path_to_str(value: Any) -> Any:
 
 
 PATH = BeforeValidator(_path_to_str)
-"""Annotation of a setting that is a path, or several: `absolute` makes it absolute."""
+"""Annotation of a setting that is a path, or several, for `map_paths`."""
 
 _MAX_PROBLEMS, _MAX_MESSAGE, _MAX_PLUGINS = 3, 2_000, 10
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import pytest
 import regard
 from regard.cluster.sweep.space import parse_words
 from regard.cluster.sweep.study import Job, Run, make_plan, open_sweep
-from regard.cluster.sweep.tune import RunStore, copy_data, pack, unpack
+from regard.cluster.sweep.tune import RunStore, copy_files, pack, unpack, use_copies
+from regard.cluster.sweep.workers import train_run
 from regard.config import resolve
+from regard.data.images.settings import CaptionsData
+from regard.data.settings import FilesData
 from regard.errors import ConfigError
+from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
 from tests_shared import SMALL, to_arguments
 
@@ -92,29 +97,70 @@ def test_an_address_that_cannot_be_used_is_reported_before_training(address: str
     assert not (tmp_path / "sweep").exists()
 
 
+def read_from(head: Path) -> Callable[[str], bytes | list[str] | None]:
+    """Return a function that reads files below /nowhere as the machine of the sweep, where `head` is this folder."""
+    store = RunStore(str(head))
+    return lambda path: store.read(path.replace("/nowhere", str(head), 1))
+
+
+def make_job(settings: dict[str, Any]) -> Job:
+    return Job(Run(0, 0), resolve(RunSettings, settings, {}).model_dump(mode="json"), (), {})
+
+
 def test_data_files_are_sent_to_a_machine_that_does_not_have_them(tmp_path: Path) -> None:
-    """The machine of the sweep is simulated by a function that reads files."""
-    remote = {"/nowhere/corpus/train.de.tsv": b"a\tb\n", "/nowhere/corpus/dev.tsv": b"c\td\n"}
-    settings = [
-        {
-            "kind": "files",
-            "folder": "/nowhere/corpus",
-            "train": "train.{language}.tsv",
-            "language": "de",
-            "dev": "dev.tsv",
-        },
-        {"kind": "files", "train": "/nowhere/corpus/train.de.tsv", "dev": "/nowhere/corpus/dev.tsv"},
+    (tmp_path / "images").mkdir()
+    contents = {"train.de.tsv": "a\tb\n", "dev.tsv": "c\td\n", "captions.txt": "1.png\te\n", "images/1.png": "f"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    train, dev = "train.{language}.tsv", "dev.tsv"
+    corpora: list[dict[str, Any]] = [
+        {"folder": "/nowhere", "train": train, "language": "de", "dev": dev},
+        {"folder": "/nowhere", "train": train, "language": ["de"]},
+        {"train": "/nowhere/train.de.tsv", "dev": "/nowhere/dev.tsv"},
     ]
-    for number, data in enumerate(settings):
-        tree = resolve(RunSettings, {"data": data}, {}).model_dump(mode="json")
-        folder = tmp_path / str(number)
-        moved = resolve(RunSettings, copy_data(Job(Run(0, 0), tree, (), {}), folder, remote.get), {}).data
-        for split, content in zip(("train", "dev"), remote.values(), strict=True):
-            [path] = moved.files(split).paths  # type: ignore[attr-defined]
-            assert Path(path).read_bytes() == content
-    here = resolve(RunSettings, {"data": {"kind": "files", "train": str(folder / "x")}}, {}).model_dump(mode="json")
-    (folder / "x").write_text("a\tb\n")
-    assert copy_data(Job(Run(0, 0), here, (), {}), tmp_path / "copy", remote.get) == here
+    for number, data in enumerate(corpora):
+        job = make_job({"data": {"kind": "files", **data}, "tokenizer": {"kind": "char", "tags": True}})
+        moved = resolve(RunSettings, copy_files(job, tmp_path / str(number), read_from(tmp_path)).settings, {}).data
+        assert isinstance(moved, FilesData)
+        files = [moved.files("train"), moved.files("dev")]
+        found = [Path(path).read_text() for each in files if each is not None for path in each.paths]
+        assert found == ["a\tb\n", "c\td\n"][: 1 + ("dev" in data)]
+    captions = {"kind": "captions", "folder": "/nowhere", "images": "images", "captions": "captions.txt"}
+    settings = resolve(RunSettings, "scenes", {}).model_dump(mode="json")
+    copied = copy_files(make_job({**settings, "data": captions}), tmp_path / "x", read_from(tmp_path))
+    pictured = resolve(RunSettings, copied.settings, {}).data
+    assert isinstance(pictured, CaptionsData)
+    assert Path(pictured.image_path, "1.png").read_text() == "f"
+    here = make_job({"data": {"kind": "files", "folder": str(tmp_path), "train": "dev.tsv"}})
+    assert copy_files(here, tmp_path / "copy", read_from(tmp_path)) == here
+    absent = make_job({"data": {"kind": "files", "train": "/nowhere/absent"}})
+    assert copy_files(absent, tmp_path / "copy", read_from(tmp_path)) == absent
+
+
+def test_models_and_plugins_are_sent_and_the_run_resumes_on_another_machine(
+    small_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is first trained with copies in one folder, and resumed with copies in another."""
+    monkeypatch.setattr("regard.registry._imported", {})
+    (tmp_path / "model").symlink_to(small_run.path)
+    (tmp_path / "plugin.py").write_text("from pathlib import Path\n\nPath(__file__).with_suffix('.imported').touch()\n")
+    models = {"training.init_from": "/nowhere/model", "training.teachers": "/nowhere/model"}
+    settings = resolve(RunSettings, "dates", {**TINY, **models, "training.steps": 2}).model_dump(mode="json")
+    archive = None
+    for machine in ("one", "two"):
+        folder, data = tmp_path / machine / "run", tmp_path / machine / "data"
+        if archive is not None:
+            unpack(archive, folder)
+        job = copy_files(Job(Run(0, 0), settings, ("/nowhere/plugin.py",), {}), data, read_from(tmp_path))
+        assert (data / "nowhere" / "plugin.imported").exists()
+        use_copies(RunFolder(folder), data)
+        assert train_run(job, folder).failure is None
+        archive = pack(folder, data)
+    unpack(archive or b"", tmp_path / "result")
+    stored = RunFolder(tmp_path / "result").settings().training
+    assert stored.init_from == "/nowhere/model"
+    assert stored.teachers is not None
+    assert stored.teachers.runs == ("/nowhere/model",)
 
 
 def test_a_run_folder_is_sent_and_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Settings of the data: where the pairs come from, how their files are read, and how text is tokenized."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
@@ -18,7 +19,7 @@ from regard.quantities import (
     VocabularySize,
 )
 from regard.registry import Choice, Registry
-from regard.urls import join_path, make_absolute
+from regard.urls import join_path
 
 Columns = tuple[tuple[str | int, ...], tuple[str | int, ...]]
 
@@ -110,9 +111,9 @@ class Files(Settings):
         copy._languages = () if isinstance(language, str) else language
         return copy
 
-    def absolute(self) -> Self:
+    def map_paths(self, function: Callable[[str], str]) -> Self:
         return self.model_copy(
-            update={name: make_absolute(path) for name, path in self.names.items() if path != STANDARD_INPUT}
+            update={name: function(path) for name, path in self.names.items() if path != STANDARD_INPUT}
         )
 
     def read_like(self, other: "Files") -> "Files":
@@ -189,11 +190,11 @@ class FilesData(DataSettings):
         files: Files | None = getattr(self, split)
         return None if files is None else files.within(self.folder, self.language)
 
-    def absolute(self) -> Self:
-        """Make paths absolute. Paths inside `folder` stay relative to it."""
+    def map_paths(self, function: Callable[[str], str]) -> Self:
+        """Return the settings with other paths. Paths inside `folder` stay relative to it."""
         if self.folder:
-            return self.model_copy(update={"folder": make_absolute(self.folder)})
-        return super().absolute()
+            return self.model_copy(update={"folder": function(self.folder)})
+        return super().map_paths(function)
 
     @property
     def has_tags(self) -> bool:

@@ -22,7 +22,7 @@ from regard.cluster.sweep.space import Range, SearchSpace, Values
 from regard.config import differences, resolve
 from regard.errors import ConfigError
 from regard.evaluation.settings import Metric, MetricValues
-from regard.registry import plugins_of
+from regard.registry import imported_plugins
 from regard.regular_files import read_regular
 from regard.runs.directory import lock_folder
 from regard.runs.folder import RunFolder, resolve_run
@@ -249,7 +249,8 @@ class SweepState:
     def job(self, run: Run) -> Job:
         settings = self.plan.resolve(self.plan.space.values(self.parameters[run.trial]))
         settings = settings.model_copy(update={"seed": run.seed}).absolute()
-        return Job(run, settings.model_dump(mode="json"), tuple(plugins_of(settings)), self._medians(run))
+        imports = tuple(os.path.abspath(name) if name.endswith(".py") else name for name in imported_plugins())
+        return Job(run, settings.model_dump(mode="json"), imports, self._medians(run))
 
     def record(self, run: Run, outcome: Outcome) -> None:
         """Store the outcome of a run."""

@@ -2,7 +2,7 @@
 
 Ray Tune places the runs on machines, and starts them again if a machine fails. `SweepState` decides what to train, as
 for local processes. An actor on this machine keeps the run folders: a run sends its folder at each checkpoint, and
-receives it again if it is resumed on another machine. Data files that a machine does not have are sent to it.
+receives it again if it is resumed on another machine. Files that a machine does not have are sent to it for each run.
 """
 
 import io
@@ -20,13 +20,15 @@ from zipfile import ZipFile
 from regard.cluster.ray_pool import connect
 from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
 from regard.cluster.sweep.workers import SweepDisplay, describe_failure, train_run
-from regard.config import resolve
-from regard.data.settings import SPLITS, FilesData
+from regard.config import resolve, to_yaml
+from regard.data.images.settings import CaptionsData
+from regard.data.settings import DataSettings, Files, FilesData
 from regard.errors import ConfigError
 from regard.formatting import parse_json, to_json
 from regard.registry import import_plugins
 from regard.regular_files import read_regular
 from regard.runs.callbacks import Callback, SaveInfo
+from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
 from regard.training.signals import stop_on_signals
 from regard.urls import is_url
@@ -146,7 +148,7 @@ def _build_searcher(state: SweepState, store: Any, workers: int, display: SweepD
 
 @final
 class RunStore:
-    """Keeps run folders on the machine of the sweep, and reads its data files. An actor of Ray."""
+    """Keeps run folders on the machine of the sweep, and reads its files. An actor of Ray."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -176,13 +178,15 @@ class RunStore:
         draft.rename(path)
         shutil.rmtree(old, ignore_errors=True)
 
-    def read(self, path: str) -> bytes | None:
-        """Return the content of a data file; None if there is none."""
+    def read(self, path: str) -> bytes | list[str] | None:
+        """Return the content of a file, or the names in a folder; None if there is neither."""
+        if Path(path).is_dir():
+            return sorted(os.listdir(path))
         return read_regular(path) if Path(path).is_file() else None
 
 
 def pack(folder: Path, data: Path | None = None) -> bytes:
-    """Return an archive of a run folder. Paths of data files below `data` become those of the machine of the sweep."""
+    """Return an archive of a run folder. Paths of files below `data` become those of the machine of the sweep."""
     archive = io.BytesIO()
     with ZipFile(archive, "w") as files:
         for path in sorted(folder.rglob("*")):
@@ -218,8 +222,9 @@ def _train_on_node(config: dict[str, Any], store: Any) -> None:
             ray.get(store.save.remote(job.run.path, pack(folder, data)))
 
         try:
-            settings = copy_data(job, data, lambda path: ray.get(store.read.remote(path)))
-            outcome = train_run(replace(job, settings=settings), folder, (_Sender(send),))
+            job = copy_files(job, data, lambda path: ray.get(store.read.remote(path)))
+            use_copies(RunFolder(folder), data)
+            outcome = train_run(job, folder, (_Sender(send),))
         except Exception as error:
             ray.get(store.note_failure.remote(job.run.path, describe_failure(error)))
             raise
@@ -238,30 +243,50 @@ class _Sender(Callback):
         self._send()
 
 
-def copy_data(job: Job, folder: Path, read: Callable[[str], bytes | None]) -> dict[str, Any]:
-    """Return the settings of a job with paths of files that exist on this machine.
+def copy_files(job: Job, folder: Path, read: Callable[[str], bytes | list[str] | None]) -> Job:
+    """Return a job whose files exist on this machine: its data, its plugins, and the runs that it starts from or
+    distills. URLs are not changed.
 
-    A file of pairs that does not exist is read from the machine of the sweep, and written below `folder` with its
-    absolute path. URLs and other kinds of data are not changed.
+    A file or a folder that does not exist is read from the machine of the sweep, and written below `folder` with its
+    absolute path.
     """
-    import_plugins(job.imports)
-    data = resolve(RunSettings, job.settings, {}).data
-    if not isinstance(data, FilesData) or is_url(data.folder):
-        return job.settings
-    files = [files for split in SPLITS if (files := data.files(split)) is not None]
-    paths = [path for entry in files for path in entry.paths if not is_url(path)]
-    if all(Path(path).exists() for path in paths):
-        return job.settings
-    for path in paths:
-        content = read(path)
-        if content is not None:
-            copy = Path(f"{folder}{path}")
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(content)
-    moved: dict[str, Any] = {"folder": f"{folder}{data.folder}"} if data.folder else {}
-    for split in SPLITS if not data.folder else ():
-        entry = getattr(data, split)
-        if entry is not None:
-            names = {name: path if is_url(path) else f"{folder}{path}" for name, path in entry.names.items()}
-            moved[split] = entry.model_copy(update=names).model_dump(mode="json")
-    return {**job.settings, "data": {**job.settings["data"], **moved}}
+    languages: tuple[str, ...] = ("",)
+
+    def copy(path: str) -> bool:
+        content, target = read(path), Path(f"{folder}{path}")
+        if isinstance(content, bytes):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        return content is not None and (isinstance(content, bytes) or all(copy(f"{path}/{name}") for name in content))
+
+    def move(path: str) -> str:
+        paths = [path.replace("{language}", language) for language in languages]
+        if is_url(path) or all(Path(path).exists() for path in paths):
+            return path
+        return f"{folder}{path}" if all(map(copy, paths)) else path
+
+    imports = tuple(move(name) if name.endswith(".py") else name for name in job.imports)
+    import_plugins(imports)
+    settings = resolve(RunSettings, job.settings, {})
+    if isinstance(settings.data, FilesData) and settings.data.has_tags:
+        languages = tuple(settings.data.language)
+    joined = settings.model_copy(update={"data": _join_folder(settings.data)})
+    moved = joined.map_paths(move)
+    return replace(job, imports=imports, settings=job.settings if moved == joined else moved.model_dump(mode="json"))
+
+
+def _join_folder(data: DataSettings) -> DataSettings:
+    """Return data settings whose paths include the folder."""
+    if not isinstance(data, FilesData | CaptionsData):
+        return data
+    language = data.language if isinstance(data, FilesData) else ""
+    joined = {name: value.within(data.folder, language) for name, value in data if isinstance(value, Files)}
+    images = {} if isinstance(data, FilesData) else {"images": data.image_path}
+    return data.model_copy(update={"folder": "", **joined, **images})
+
+
+def use_copies(run: RunFolder, folder: Path) -> None:
+    """Change the paths in a run folder of another machine to those of copies below `folder`, as in the job."""
+    if run.exists():
+        settings = run.settings().map_paths(lambda path: copy if Path(copy := f"{folder}{path}").exists() else path)
+        run.config.write_text(to_yaml(settings), "utf-8")

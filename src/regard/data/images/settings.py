@@ -1,5 +1,6 @@
 """Settings of corpora of images: captions of image files, and the built-in scenes."""
 
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -8,7 +9,7 @@ from regard.config import MAY_CHANGE_ON_RESUME, PATH, Settings
 from regard.data.settings import DataSettings, Files, FilesChoice
 from regard.models.settings import IMAGE
 from regard.quantities import CorpusSize, Count, Fraction, ImageSize, PositiveFraction, Seed
-from regard.urls import join_path, make_absolute
+from regard.urls import join_path
 
 BadImages = Literal["error", "skip"]
 
@@ -75,11 +76,11 @@ class CaptionsData(DataSettings):
         files: Files | None = getattr(self, name)
         return None if files is None else files.within(self.folder, "")
 
-    def absolute(self) -> Self:
-        """Make paths absolute. Paths inside `folder` stay relative to it."""
+    def map_paths(self, function: Callable[[str], str]) -> Self:
+        """Return the settings with other paths. Paths inside `folder` stay relative to it."""
         if self.folder:
-            return self.model_copy(update={"folder": make_absolute(self.folder)})
-        return super().absolute()
+            return self.model_copy(update={"folder": function(self.folder)})
+        return super().map_paths(function)
 
     def check_options(self) -> None:
         if self.test is not None and self.test_every is not None:
