@@ -161,6 +161,15 @@ def test_a_search_finds_better_values_than_random_ones_and_trains_the_best_with_
         assert sum(state.importance().values()) == pytest.approx(1)
 
 
+def test_a_sweep_remembers_which_trials_were_compared_on_the_test_set(tmp_path: Path) -> None:
+    plan = plan_of(*SEARCH, trials=4)
+    with open_sweep(plan, tmp_path, 1) as state:
+        assert state.record_test([Run(2, 0), Run(1, 0)]) == []
+    with open_sweep(plan, tmp_path, 1) as state:
+        assert state.record_test([Run(1, 0), Run(2, 0)]) == [], "the same command, repeated"
+        assert state.record_test([Run(1, 0), Run(3, 0)]) == [1, 2]
+
+
 def test_a_journal_with_an_incomplete_line_and_a_lock_is_repaired(tmp_path: Path) -> None:
     plan = plan_of(*SEARCH, trials=4)
     expected = run_invented(plan, tmp_path, 1, random.Random(0))
@@ -308,7 +317,12 @@ def test_a_killed_sweep_ends_with_the_same_trials_and_results(tmp_path: Path, co
         process.kill()
         process.wait()
     finish_sweep(tmp_path / "b", "--workers", count)
-    assert without_times(tmp_path / "b") == without_times(tmp_path / "a")
+    document = without_times(tmp_path / "b")
+    assert document == without_times(tmp_path / "a")
+    assert "used before the sweep was extended" not in (tmp_path / "b.log").read_text()
+    finish_sweep(tmp_path / "b", "--workers", count, "--finalists", "3")
+    tested = ", ".join(map(str, sorted(document["finalists"])))
+    assert f"used before the sweep was extended, for these trials: {tested}." in (tmp_path / "b.log").read_text()
 
 
 @pytest.mark.slow

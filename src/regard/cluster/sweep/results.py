@@ -121,8 +121,8 @@ def summarize(state: SweepState, report: Callable[["System"], None]) -> Sweep:
     """
     trials = _list_trials(state)
     importance = state.importance()
-    comparison, reason = _compare(state, trials, report)
-    notes = _describe(state, trials, reason)
+    comparison, note = _compare(state, trials, report)
+    notes = _describe(state, trials, note)
     tables = _tabulate(state, trials)
     document = _to_document(state, trials, importance, comparison)
     folder = state.folder
@@ -199,8 +199,8 @@ def _build_table(state: SweepState, trials: Sequence[Trial], seeds: Sequence[int
     return Table(title, header, rows)
 
 
-def _describe(state: SweepState, trials: Sequence[Trial], reason: str) -> list[str]:
-    """Describe how the results were computed."""
+def _describe(state: SweepState, trials: Sequence[Trial], note: str) -> list[str]:
+    """Describe how the results were computed. `note` is about the test set."""
     plan = state.plan
     selected = f"Trials are ranked by {state.metric.label} on the validation data; the test set is not used for it."
     notes = [selected]
@@ -216,7 +216,7 @@ def _describe(state: SweepState, trials: Sequence[Trial], reason: str) -> list[s
     failed = [trial for trial in trials if trial.failures]
     if failed:
         notes.append(f"{quantity(len(failed), 'trial')} failed at least once; {RESULTS} contains the reasons.")
-    return [*notes, reason or f"{REPORT} compares the finalists in detail, with significance tests."]
+    return [*notes, note]
 
 
 def _to_document(
@@ -266,7 +266,7 @@ def _collect_points(state: SweepState) -> list[Point]:
 def _compare(
     state: SweepState, trials: Sequence[Trial], report: Callable[["System"], None]
 ) -> tuple["Comparison | None", str]:
-    """Compare the finalists on their test set, best first; return None and the reason if that is not possible."""
+    """Compare the finalists on their test set, best first. Return the comparison, or None, and a note about it."""
     from regard.api.comparing import (
         ComparisonOptions,
         OpenedRun,
@@ -278,22 +278,29 @@ def _compare(
     from regard.runs.folder import open_model
 
     finalists = [trial for trial in trials if trial.number in state.finalists]
-    runs = [
-        (f"{name}/seed-{seed}", state.folder / Run(trial.number, seed).path)
+    runs = {
+        Run(trial.number, seed): f"{name}/seed-{seed}"
         for trial, name in zip(finalists, _name_trials(finalists), strict=True)
         for seed in state.seeds
         if seed in trial.runs and trial.runs[seed].best is not None
-    ]
+    }
     if len(runs) < 2:
-        return None, f"There is one run to compare. Evaluate it with `regard evaluate {runs[0][1]}`."
+        [run] = runs
+        return None, f"There is one run to compare. Evaluate it with `regard evaluate {state.folder / run.path}`."
     try:
-        opened = [OpenedRun(name, *open_model(path)) for name, path in runs]
+        opened = [OpenedRun(name, *open_model(state.folder / run.path)) for run, name in runs.items()]
         evaluation_set = read_evaluation_set(opened)
     except (DataError, ModelError) as error:
         return None, f"The finalists are not compared on a test set: {error}"
     test = make_test("bootstrap", None, 0)
     options = ComparisonOptions(None, None, test, "holm", 64, check_device("auto"), {}, None)
-    return compare_systems(opened, {}, evaluation_set, options, report), ""
+    note = f"{REPORT} compares the finalists in detail, with significance tests."
+    if before := state.record_test(list(runs)):
+        note += (
+            f" The test set was used before the sweep was extended, for these trials: {', '.join(map(str, before))}. "
+            "If you extended it because of those results, use a new test set: regard compare RUN RUN --pairs FILE."
+        )
+    return compare_systems(opened, {}, evaluation_set, options, report), note
 
 
 def _name_trials(trials: Sequence[Trial]) -> list[str]:

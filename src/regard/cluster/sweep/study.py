@@ -37,6 +37,9 @@ JOURNAL = "journal.log"
 DECLARATION = "sweep"
 """The user attribute of the study that contains what must stay the same when a sweep is resumed."""
 
+TESTED = "tested"
+"""The user attribute of the study that contains the runs of each comparison on the test set."""
+
 FINALISTS = 3
 """The default number of trials of a search that are trained with several seeds."""
 
@@ -150,7 +153,7 @@ class SweepState:
         self._outcomes = {
             _parse_run(path): Outcome.from_json(outcome)
             for path, outcome in study.user_attrs.items()
-            if path != DECLARATION
+            if path not in (DECLARATION, TESTED)
         }
         self.parameters: list[dict[str, Any]] = [trial.params for trial in study.get_trials(deepcopy=False)]
         if plan.trials is None:
@@ -257,6 +260,14 @@ class SweepState:
         self._study.set_user_attr(run.path, outcome.to_json())
         self._outcomes[run] = outcome
         self._tell()
+
+    def record_test(self, runs: Sequence[Run]) -> list[int]:
+        """Store which runs are compared on the test set. Return the trials of earlier comparisons of other runs."""
+        paths = sorted(run.path for run in runs)
+        stored: list[list[str]] = self._study.user_attrs.get(TESTED, [])
+        if paths not in stored:
+            self._study.set_user_attr(TESTED, [*stored, paths])
+        return sorted({_parse_run(path).trial for other in stored if other != paths for path in other})
 
     def _can_propose(self) -> bool:
         assert self.plan.trials is not None

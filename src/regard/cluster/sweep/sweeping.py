@@ -51,7 +51,8 @@ def sweep(
     Repeat the call to resume a sweep that was stopped. Without `trials`, every combination of the choices is trained
     with every seed. With `trials`, a search (TPE) proposes this number of combinations, and trains each with the seed
     of the settings. If `seeds` is above 1, the best `finalists` are then trained with `seeds` other seeds. Trials are
-    ranked by `training.metric` on the validation data. The test set is used once, at the end, for the finalists.
+    ranked by `training.metric` on the validation data. The test set is used once, at the end, for the finalists. A
+    sweep that is extended uses it again, and a note names the trials for which it was used before.
 
     Args:
         config: The name of a preset, the path of a YAML file or of a run folder, or a mapping of settings.
