@@ -563,24 +563,24 @@ class Model:
         return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
 
     def export(self, out: str | Path, to: str | Mapping[str, Any] = "folder") -> Path:
-        """Write the model to a new folder in the format of other software.
+        """Write the model to a new folder or file in the format of other software.
 
         Args:
-            out: The folder. It must not exist, or must be empty.
+            out: The folder, which must not exist or must be empty; or a new file, for formats of one file.
             to: The format: the name of an exporter, with options (`"ct2:precision=int8"`), or a mapping with its
                 `kind`. By default a model folder without the optimizer and the data.
 
         Returns:
-            The folder.
+            The path of the folder or file.
 
         Raises:
             ConfigError: The format is unknown, cannot express the model, or needs a package that is not installed; or
-                the folder exists.
+                the path exists.
             ArgumentTypeError: An argument has the wrong type.
 
         >>> model.export("exported/dates")
         """
-        check_type("out", out, str | Path, "the path of a folder")
+        check_type("out", out, str | Path, "the path of a folder or file")
         check_type("to", to, str | Mapping, "the name of a format, or a mapping with its kind")
         if self.members > 1:
             raise ConfigError("An ensemble cannot be exported. Export its models one by one.")

@@ -37,11 +37,23 @@ class CTranslate2Exporter(Exporter):
         return " ".join(find_transformer_obstacles(model.settings.model, supported)) or None
 
     def write(self, model: TrainedModel, folder: Path) -> None:
-        spec = _build_spec(model)
-        spec.validate()
-        spec.optimize(quantization=self.precision)
-        spec.save(str(folder))
+        source, target = (side.tokens(range(len(side))) for side in model.tokenizers)
+        save_ct2(model, folder, self.precision, (source, target))
         model.tokenizers.save(lambda name, content: (folder / name).write_bytes(content))
+
+
+def save_ct2(
+    model: TrainedModel, folder: Path, precision: Precision, tokens: tuple[list[str], list[str]], **config: object
+) -> None:
+    """Save a model with the tokens of source and target, and options of the config.json of CTranslate2."""
+    spec = _build_spec(model)
+    spec.register_source_vocabulary(tokens[0])
+    spec.register_target_vocabulary(tokens[1])
+    for name, value in config.items():
+        setattr(spec.config, name, value)
+    spec.validate()
+    spec.optimize(quantization=precision)
+    spec.save(str(folder))
 
 
 def _build_spec(model: TrainedModel) -> Any:
@@ -50,7 +62,7 @@ def _build_spec(model: TrainedModel) -> Any:
         from ctranslate2.specs import Activation, TransformerSpec
     except ImportError:
         raise ConfigError(
-            "Export to ct2 requires the package ctranslate2, which is not installed. Run pip install 'regard[fast]'."
+            "This format requires the package ctranslate2, which is not installed. Run pip install 'regard[fast]'."
         ) from None
     settings, encoder, decoder = model.settings.model, model.network.encoder, model.network.decoder
     assert isinstance(settings, TransformerModel)
@@ -80,9 +92,6 @@ def _build_spec(model: TrainedModel) -> Any:
         _set_norm(spec.encoder.layer_norm, encoder.norm)
         _set_norm(spec.decoder.layer_norm, decoder.norm)
     _set_linear(spec.decoder.projection, decoder.output)
-    source, target = model.tokenizers
-    spec.register_source_vocabulary(source.tokens(range(len(source))))
-    spec.register_target_vocabulary(target.tokens(range(len(target))))
     return spec
 
 

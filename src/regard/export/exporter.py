@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from regard.config import to_yaml
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.errors import ConfigError
 from regard.evaluation.settings import MetricValues
@@ -35,6 +37,9 @@ class TrainedModel:
 class Exporter(ABC):
     """Writes models in one format. The parameters of the constructor are options."""
 
+    writes_file: ClassVar[bool] = False
+    """Whether the format is one file instead of a folder."""
+
     @abstractmethod
     def find_obstacle(self, model: TrainedModel) -> str | None:
         """Return why the format cannot express a model, with the nearest setting that can be expressed; None if it can.
@@ -43,8 +48,8 @@ class Exporter(ABC):
         """
 
     @abstractmethod
-    def write(self, model: TrainedModel, folder: Path) -> None:
-        """Write a model that can be expressed to an empty folder."""
+    def write(self, model: TrainedModel, path: Path) -> None:
+        """Write a model that can be expressed to an empty folder or, if the format is one file, to a new file."""
 
 
 def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str]) -> Iterator[str]:
@@ -71,36 +76,61 @@ def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str
 _SCORES = ("encoder_score", "self_score", "cross_score")
 
 
+def describe_training(model: TrainedModel) -> str:
+    """Return the part of a model card that all formats share: architecture, metrics, data and settings."""
+    settings, scores = model.settings, model.scores
+    values = "not known" if scores is None else scores.describe(settings.training.metric)
+    signatures = "" if scores is None else "".join(f"- {name}: `{text}`\n" for name, text in scores.signatures.items())
+    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    return f"""| | |
+|---|---|
+| architecture | {settings.model.architecture} |
+| parameters | {parameters:,} |
+| training steps | {model.step:,} |
+| validation | {values} |
+| data | {settings.data.kind} |
+
+{signatures}
+## Settings
+
+```yaml
+{to_yaml(settings)}```
+"""
+
+
 def export_model(model: TrainedModel, exporter: Exporter, name: str, out: str | Path) -> Path:
-    """Write a model to a new folder in the format of an exporter, and return the folder.
+    """Write a model to a new folder or file in the format of an exporter, and return its path.
 
     Raise ConfigError, before anything is written, if the format cannot express the model.
     """
     obstacle = exporter.find_obstacle(model)
     if obstacle is not None:
         raise ConfigError(f"The model cannot be exported to {name}: {obstacle}")
-    with write_draft(out) as draft:
+    with write_draft(out, is_file=exporter.writes_file) as draft:
         exporter.write(model, draft)
     return Path(out)
 
 
 @contextmanager
-def write_draft(out: str | Path) -> Iterator[Path]:
+def write_draft(out: str | Path, *, is_file: bool = False) -> Iterator[Path]:
     """Yield an empty folder, which is renamed to `out` at the end, and removed if the block raises an exception.
 
-    Raise ConfigError if `out` exists and is not an empty folder.
+    With `is_file`, yield the path of a file in such a folder instead, and rename the file. Raise ConfigError if `out`
+    exists and is not an empty folder.
     """
     path = local_folder(out).absolute()
-    if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir())):
-        raise ConfigError(f"{out} exists already, and is not replaced. Choose another folder with --out, or remove it.")
+    if os.path.lexists(path) and (is_file or path.is_symlink() or not path.is_dir() or any(path.iterdir())):
+        remedy = "Choose another path with --out, or remove it."
+        raise ConfigError(f"{out} exists already, and is not replaced. {remedy}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"{out} cannot be written: {path.parent} is not a folder. Choose another path.") from None
-    draft = path.parent / f".{path.name}-{secrets.token_hex(4)}"
-    draft.mkdir()
+    folder = path.parent / f".{path.name}-{secrets.token_hex(4)}"
+    folder.mkdir()
+    draft = folder / path.name if is_file else folder
     try:
         yield draft
         os.replace(draft, path)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.config import to_yaml
 from regard.data.settings import MarianTokenizer, PairTokenizer, TokenizerSettings, sides
 from regard.data.tokens import pretokenization
-from regard.data.tokens.sentencepiece import is_unigram, list_marian_tokens, to_model_file
+from regard.data.tokens.sentencepiece import list_marian_tokens, to_model_file
 from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN
-from regard.export.exporter import Exporter, TrainedModel, find_transformer_obstacles
+from regard.export.exporter import Exporter, TrainedModel, describe_training, find_transformer_obstacles
 from regard.export.marian import BIAS, EMBEDDINGS, alternate_positions, list_layer_parameters
 from regard.export.marian_files import SAFETENSORS, SETTINGS
 from regard.formatting import to_json
@@ -53,8 +53,6 @@ def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:
         remedy = "one tokenizer" if isinstance(settings, PairTokenizer) else "tokenizer.shared=true"
         yield f"source and target have different vocabularies, and a fast tokenizer has one. Use {remedy}."
     if isinstance(settings, MarianTokenizer):
-        if not all(is_unigram(side.inner) for side in model.tokenizers):
-            yield "the tokenizer is a BPE model of SentencePiece, whose scores are not stored. Use a unigram model."
         return
     if any(side.tags for side in sides(settings)):
         yield "tags are not part of the tokenizers of Transformers. Use tokenizer.tags=false."
@@ -148,17 +146,14 @@ def _describe_tokenizers(model: TrainedModel) -> dict[str, bytes]:
 
 def write_card(model: TrainedModel) -> str:
     """Return the model card: how to use the model, its metrics, data and settings."""
-    settings, scores = model.settings, model.scores
-    values = "not known" if scores is None else scores.describe(settings.training.metric)
-    signatures = "" if scores is None else "".join(f"- {name}: `{text}`\n" for name, text in scores.signatures.items())
-    parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    about = model.settings.about or "A sequence-to-sequence model."
     return f"""---
 library_name: transformers
 pipeline_tag: translation
 tags: [marian, regard]
 ---
 
-{settings.about or "A sequence-to-sequence model."} Trained with regard {__version__}, and exported as a Marian model.
+{about} Trained with regard {__version__}, and exported as a Marian model.
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -168,17 +163,4 @@ inputs = tokenizer([text], return_tensors="pt", padding=True, return_token_type_
 tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
 ```
 
-| | |
-|---|---|
-| architecture | {settings.model.architecture} |
-| parameters | {parameters:,} |
-| training steps | {model.step:,} |
-| validation | {values} |
-| data | {settings.data.kind} |
-
-{signatures}
-## Settings
-
-```yaml
-{to_yaml(settings)}```
-"""
+{describe_training(model)}"""

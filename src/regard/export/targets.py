@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from regard.export.argos import ArgosExporter
 from regard.export.ct2 import CTranslate2Exporter
 from regard.export.exporter import Exporter
 from regard.export.folder import FolderExporter
@@ -26,3 +27,4 @@ register_exporter("folder", FolderExporter)
 register_exporter("hf", HuggingFaceExporter)
 register_exporter("ct2", CTranslate2Exporter)
 register_exporter("onnx", OnnxExporter)
+register_exporter("argos", ArgosExporter)

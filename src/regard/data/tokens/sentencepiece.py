@@ -12,10 +12,10 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 
 from regard.data.remote_files import fetch
 from regard.data.settings import RESERVED
@@ -157,11 +157,6 @@ def is_language_code(token: str) -> bool:
     return token.startswith(">>") and token.endswith("<<")
 
 
-def is_unigram(inner: tokenizers.Tokenizer) -> bool:
-    """Whether a tokenizer is a unigram model."""
-    return isinstance(inner.model, models.Unigram)
-
-
 def list_marian_tokens(tokens: Sequence[str]) -> list[str]:
     """Return the tokens of a tokenizer of `build_tokenizer_of_ids` without the spaces in front."""
     taken = set(tokens)
@@ -169,7 +164,10 @@ def list_marian_tokens(tokens: Sequence[str]) -> list[str]:
 
 
 def to_model_file(inner: tokenizers.Tokenizer) -> bytes:
-    """Return the content of a `.model` file for a unigram tokenizer of `build_tokenizer_of_ids`."""
+    """Return the content of a `.model` file for a unigram or BPE tokenizer that segments text at marked spaces.
+
+    Unicode normalization and the escapes of learned tokenizers are not part of it.
+    """
     document = json.loads(inner.to_str())
     symbols = set(pretokenization.find_leading_names(document["pre_tokenizer"]["pattern"]["Regex"]))
     steps = {step["type"]: step for step in document["normalizer"]["normalizers"]}
@@ -178,12 +176,12 @@ def to_model_file(inner: tokenizers.Tokenizer) -> bytes:
         Piece(SPECIALS[UNKNOWN], 0.0, _UNKNOWN),
         *(Piece(SPECIALS[index], 0.0, _CONTROL) for index in (START, END)),
     ]
-    for text, score in document["model"]["vocab"][len(SPECIALS) :]:
+    for text, score in _list_scores(document["model"])[len(SPECIALS) :]:
         if " " not in text and not is_language_code(text):
             kind = _BYTE if text in BYTES else _USER_DEFINED if re.escape(text) in symbols else _NORMAL
             pieces.append(Piece(text, score, kind))
     charsmap = base64.b64decode(steps["Precompiled"]["precompiled_charsmap"]) if "Precompiled" in steps else b""
-    trainer = _encode(3, 1) + _encode(4, len(pieces))
+    trainer = _encode(3, 1 if document["model"]["type"] == "Unigram" else 2) + _encode(4, len(pieces))
     if any(piece.kind == _BYTE for piece in pieces):
         trainer += _encode(35, 1)
     normalizer = _encode(2, charsmap) + _encode(3, int("Prepend" in steps)) + _encode(4, int(collapses))
@@ -197,6 +195,17 @@ def to_model_file(inner: tokenizers.Tokenizer) -> bytes:
             _encode(3, normalizer),
         ]
     )
+
+
+def _list_scores(model: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the tokens of a model in the order of their ids, with their scores: log-probabilities or, for BPE, the
+    order of merges. SentencePiece merges any two pieces whose concatenation is a piece, the best score first.
+    """
+    if model["type"] == "Unigram":
+        return [(text, score) for text, score in model["vocab"]]
+    merges = model["merges"]
+    ranks = {left + right: rank for rank, (left, right) in reversed(list(enumerate(merges)))}
+    return [(text, float(-ranks.get(text, len(merges)))) for text in sorted(model["vocab"], key=model["vocab"].get)]
 
 
 def _merges(scores: dict[str, float]) -> Merges:
