@@ -7,7 +7,7 @@
     ├── ModelError         4   a model folder is damaged, incomplete or incompatible
     ├── DivergedError      5   the loss or a gradient is NaN or infinite
     ├── RunInUseError      6   another process writes to the same folder, or the folder was moved during training
-    ├── ResourceError      7   out of disk space or memory
+    ├── ResourceError      7   out of disk space or memory, or a server cannot be reached
     ├── RankError          8   another process of the same training has ended or does not respond
     └── Interrupted       75   a signal stopped `train`, `sweep` or `predict --input`; finished work is saved
 
