@@ -72,7 +72,8 @@ def test_attention_weights_and_log_probabilities_are_those_of_transformers(
 
 
 def test_texts_are_tokenized_as_by_the_marian_tokenizer(checkpoint: Checkpoint, imported: regard.Model) -> None:
-    texts = [*UNUSUAL[:3], *(source for source, _ in make_pairs(50, seed=3))]
+    texts = [*UNUSUAL[:3], f"{CODE}the dog", f"{CODE}  a man", CODE, *(source for source, _ in make_pairs(50, seed=3))]
+    texts.append(" ".join(texts[-9:]))  # too long: the end token remains
     texts = [text for text in texts if text]
     targets = [target for _, target in make_pairs(50, seed=3)]
     ids = {token: index for index, token in enumerate(_names(imported.predictor.tokenizer))}
@@ -80,7 +81,7 @@ def test_texts_are_tokenized_as_by_the_marian_tokenizer(checkpoint: Checkpoint, 
     ours = [0] * len(encoder)
     for token, index in encoder.items():
         ours[index] = ids[token]
-    their_sources = checkpoint.tokenizer(texts)["input_ids"]
+    their_sources = checkpoint.tokenizer(texts, truncation=True)["input_ids"]
     their_targets = checkpoint.tokenizer(text_target=targets)["input_ids"]
     sources = imported.predictor.reader.encode(texts).batch(range(len(texts)), 0)
     assert isinstance(sources, regard.Tokens)
@@ -88,6 +89,10 @@ def test_texts_are_tokenized_as_by_the_marian_tokenizer(checkpoint: Checkpoint, 
     assert rows == [[ours[index] for index in row] for row in their_sources]
     assert imported.predictor.tokenizer.ids(targets) == [[ours[index] for index in row[:-1]] for row in their_targets]
     assert "<unk>" in imported.predictor.tokenizer.tokens(rows[1])
+    assert len(rows[-1]) == imported.settings.tokenizer.max_length
+    [item] = imported.predictor.reader.read(texts[-1:])
+    assert item.tokens[-2:] == ["▁the", "</s>"]
+    assert item.offsets[-1] == (len(texts[-1]), len(texts[-1]))
 
 
 def _names(tokenizer: Any) -> list[str]:
@@ -186,6 +191,11 @@ def _edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callab
     return edit
 
 
+def _transpose_first_layer(weights: dict[str, torch.Tensor]) -> None:
+    name = "model.encoder.layers.0.fc1.weight"
+    weights[name] = weights[name].t().contiguous()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -197,6 +207,13 @@ def _edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callab
         (_edit_config(encoder_layers="2"), "encoder_layers: Input should be a valid integer"),
         (_edit_config(encoder_layers=900), "no tensor model.encoder.layers.2.self_attn.q_proj.weight"),
         (_edit_config(d_model=65_536), r"has the shape \(86, 32\), but config.json requires \(86, 65536\)"),
+        (_edit_config(d_model=-32), "d_model: Input should be greater than"),
+        (_edit_config(encoder_ffn_dim=10**18), "encoder_ffn_dim: Input should be less than"),
+        (_edit_config(vocab_size=10**18), "vocab_size"),
+        (_edit_config(max_position_embeddings=-1), "max_position_embeddings: Input should be greater than"),
+        (_edit_config(pad_token_id=-1), "pad_token_id is not the id of one of the 86 tokens"),
+        (_edit_config(dropout=float("nan")), "config.json"),
+        (_edit_weights(_transpose_first_layer), r"fc1\.weight has the shape \(32, 48\), but config.json requires"),
         (_edit_weights(lambda weights: weights.update(adapter=torch.zeros(2))), "does not have.*: adapter"),
         (_edit_weights(lambda weights: weights["model.shared.weight"].fill_(torch.nan)), "contains NaN"),
         (_edit_weights(lambda weights: weights.pop("model.decoder.layers.0.fc1.bias")), "no tensor model.decoder"),

@@ -39,7 +39,8 @@ class TextItem(SourceItem):
     @cached_property
     def tokenized(self) -> TokenizedText:
         [tokens] = self.tokenizer.encode([_strip_blank(self.text)])
-        return TokenizedText(self.ids, tokens.texts[: self.length], tokens.offsets[: self.length])
+        texts, offsets = (self.tokenizer.truncate(part, self.length) for part in (tokens.texts, tokens.offsets))
+        return TokenizedText(self.ids, texts, offsets)
 
     @property
     def label(self) -> str:
@@ -139,7 +140,7 @@ class TextReader(SourceReader):
     def _encode(self, sources: Sequence[RawSource]) -> list[list[int]]:
         rows = self.tokenizer.ids([_strip_blank(text) for text in sources])
         warn_truncated(sum(len(ids) > self.max_length for ids in rows), self.max_length)
-        return [ids[: self.max_length] for ids in rows]
+        return [self.tokenizer.truncate(ids, self.max_length) for ids in rows]
 
     def fingerprint(self, source: RawSource) -> str:
         return str(source)

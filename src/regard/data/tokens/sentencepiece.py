@@ -35,7 +35,10 @@ _REMOVE_PREFIX = decoders.Replace(Regex(rf"\A{pretokenization.MARK}"), "")
 _STRIP_MARKS = decoders.Replace(Regex(rf"\A{pretokenization.MARK}+|{pretokenization.MARK}+\z"), "")
 _REMOVE_SPACES = decoders.Replace(" ", "")
 
-NORMALIZERS = _COLLAPSE
+_SEPARATE_CODE = normalizers.Replace(Regex(r"\A>>[^<]*<<\K(?!\z)"), " ")
+"""The text after a language code (`>>fra<<`) is segmented as if it were at the start, with or without a space."""
+
+NORMALIZERS = [*_COLLAPSE, _SEPARATE_CODE]
 """The normalizers that only SentencePiece tokenizers use, except `Precompiled`, whose table depends on the model."""
 DECODERS = [_REMOVE_PREFIX, _REMOVE_SPACES, _STRIP_MARKS]
 """The decoders that only SentencePiece tokenizers use."""
@@ -216,7 +219,7 @@ def _merges(scores: dict[str, float]) -> Merges:
 
 
 def _build_normalizer(model: SentencePieceModel, codes: Sequence[str] = ()) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
+    steps: list[normalizers.Normalizer] = [_SEPARATE_CODE] if codes else []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:

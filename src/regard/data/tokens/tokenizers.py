@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 import tokenizers
@@ -36,6 +36,7 @@ from regard.errors import ConfigError, ModelError
 __all__ = ["END", "PAD", "SPECIALS", "START", "UNKNOWN", "TokenizedText", "Tokenizer", "TokenizerPair"]
 
 Span = tuple[int, int]
+T = TypeVar("T")
 
 _UNUSUAL = re.compile(rf"[^\S ]|  |^ | $|[{pretokenization.MARK}▂]")
 """White space other than single spaces between words, and characters that are escaped."""
@@ -175,6 +176,12 @@ class Tokenizer:
         cache.update((part, ids) for part, ids in encoded.items() if not _UNUSUAL.search(part))
         by_part = table.take(numbers_N)
         return Ragged(by_part.flat, by_part.offsets[compute_offsets(counts)])
+
+    def truncate(self, tokens: list[T], length: int) -> list[T]:
+        """Return the first tokens of a text. If the tokenizer appends an end token, it remains the last one."""
+        if self._adds_end and len(tokens) > length:
+            return [*tokens[: length - 1], tokens[-1]]
+        return tokens[:length]
 
     def encode(self, texts: Sequence[str]) -> list[TokenizedText]:
         encodings = self._inner.encode_batch([replace_surrogates(self._head(text)) for text in texts])
