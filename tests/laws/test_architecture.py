@@ -35,6 +35,7 @@ LAYERS = [
     {"training"},
     {"inspection"},
     {"export", "serving"},
+    {"engines"},
     {"api"},
     {"explorer", "cluster"},
     {"cli"},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from regard.config import Settings
 from regard.data.pharaoh import format_links
-from regard.decoding.settings import SearchSettings
+from regard.decoding.settings import EngineName, Precision, SearchSettings
 from regard.formatting import quantity, to_json
 from regard.quantities import BatchSize
 
@@ -52,6 +52,12 @@ class LineOptions(Settings):
     align: bool = False
     align_tokens: bool = False
     batch_size: BatchSize | None = None
+    engine: EngineName = "auto"
+    precision: Precision = "float32"
+
+    @property
+    def constrained(self) -> bool:
+        return bool(self.prefix or self.must_contain or self.banned)
 
     def fill_line(self, source: str) -> str:
         """Return a line for a prediction that does not exist: an empty text has one prediction, whatever `nbest`."""
@@ -180,10 +186,13 @@ class LinePredictor:
 
     def __init__(self, model: "Model", options: LineOptions) -> None:
         from regard.api.model import build_aligner
+        from regard.decoding.engine import Request
 
         self.model, self.options = model, options
         self._predictor = model.predictor
         self._roles = model.predictor.attention_roles
+        request = Request(options.search, options.constrained, options.attention, options.precision)
+        self._engine = model.choose_engine(options.engine, request)
         tokens = {"tokens": options.align_tokens}
         self._aligner = build_aligner(model, tokens, options.batch_size or 64) if options.align else None
 
@@ -274,7 +283,7 @@ class LinePredictor:
         options, count = self.options, len(chunk.items)
         required = {"prefix": options.prefix, "must_contain": options.must_contain}
         per_text = {name: [value] * count for name, value in required.items() if value}
-        return self._predictor.predict(
+        return self._engine.predict(
             chunk.items,
             options.search,
             parse_constraints({**per_text, "banned": options.banned}, count),

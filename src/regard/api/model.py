@@ -4,7 +4,7 @@ import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self, Unpack, final, overload
+from typing import Any, Protocol, Self, Unpack, final, get_args, overload
 
 import torch
 from numpy.typing import NDArray
@@ -28,10 +28,20 @@ from regard.data.sources import SourceReader, check_items, check_source, check_s
 from regard.data.tokens.tokenizers import TokenizerPair
 from regard.decoding.constraints import describe_search, parse_search
 from regard.decoding.edits import Edit, TraceTask, apply_edits, check_steps, describe_edit, parse_edits
+from regard.decoding.engine import Engine, Request
 from regard.decoding.forced import force_targets
 from regard.decoding.predictor import Predictor
-from regard.decoding.settings import CONSTRAINTS, PredictionOptions, SearchOptions, SearchSettings, check_search
+from regard.decoding.settings import (
+    CONSTRAINTS,
+    EngineName,
+    Precision,
+    PredictionOptions,
+    SearchOptions,
+    SearchSettings,
+    check_search,
+)
 from regard.decoding.tracing import TraceOptions
+from regard.engines.choice import build_engines, choose_engine
 from regard.errors import ArgumentTypeError, ConfigError, ModelError, check_choice
 from regard.evaluation.aligner import Aligner, Pair, choose_unit
 from regard.evaluation.alignment import (
@@ -103,6 +113,7 @@ class Model:
         self.scores = scores
         self.members = members
         self.run = run
+        self._engines: dict[Precision, dict[str, Engine]] = {}
 
     @classmethod
     def from_checkpoint(cls, folder: RunFolder, checkpoint: Checkpoint, device: str | torch.device = "auto") -> "Model":
@@ -236,6 +247,8 @@ class Model:
         batch_size: int | None = None,
         attention: bool = True,
         first_index: int = 0,
+        engine: EngineName = "torch",
+        precision: Precision = "float32",
         **search: Unpack[PredictionOptions],
     ) -> Prediction: ...
 
@@ -247,6 +260,8 @@ class Model:
         batch_size: int | None = None,
         attention: bool = True,
         first_index: int = 0,
+        engine: EngineName = "torch",
+        precision: Precision = "float32",
         **search: Unpack[PredictionOptions],
     ) -> list[Prediction]: ...
 
@@ -257,6 +272,8 @@ class Model:
         batch_size: int | None = None,
         attention: bool = True,
         first_index: int = 0,
+        engine: EngineName = "torch",
+        precision: Precision = "float32",
         **search: Unpack[PredictionOptions],
     ) -> Prediction | list[Prediction]:
         """Predict the output for a text, or for each text of a list.
@@ -269,6 +286,9 @@ class Model:
             attention: Whether to record attention weights. Without them, prediction is faster.
             first_index: The index of the first text in the complete list, if a list is predicted in parts. A sample
                 depends on the seed and the index of its text, and not on `batch_size` or the other texts.
+            engine: What computes the predictions: "torch", "ct2" (CTranslate2), or "auto" for the fastest with the same
+                output. All but torch need `attention=False`.
+            precision: "float32", or "int8" for quantized weights.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
                 and constraints. A prediction starts with `prefix`, contains the phrases in `must_contain`, and does not
                 contain the phrases in `banned`. For a list of texts, `prefix` and `must_contain` are lists with an item
@@ -279,7 +299,8 @@ class Model:
             `alternatives` are the other predictions for the same text.
 
         Raises:
-            ConfigError: A search setting is unknown or out of range, or a constraint cannot be satisfied.
+            ConfigError: A search setting is unknown or out of range, or a constraint cannot be satisfied; or the engine
+                does not support the model or what is requested.
             ArgumentTypeError: A text is not a str.
 
         >>> model.predict("3 mai 2009", beam=5, nbest=3, banned=["1999"]).alternatives
@@ -293,9 +314,10 @@ class Model:
         predictor = self.predictor
         sources, single = check_sources(source, predictor.reader)
         options, constraints = parse_search(search, None if single else len(sources))
+        chosen = self.choose_engine(engine, Request(options, bool(constraints), attention, precision))
         items = predictor.reader.read(sources)
         indices = range(first_index, first_index + len(items))
-        hypotheses = predictor.predict(
+        hypotheses = chosen.predict(
             items, options, constraints, batch_size=batch_size, attention=attention, indices=indices
         )
         tokenizer, roles = predictor.tokenizer, predictor.attention_roles
@@ -529,6 +551,8 @@ class Model:
         metrics: str | Sequence[Any] | None = None,
         batch_size: int = 256,
         confidence: bool = False,
+        engine: EngineName = "torch",
+        precision: Precision = "float32",
         **search: Unpack[SearchOptions],
     ) -> Evaluation:
         """Compute metrics of the predictions for sources against references.
@@ -541,6 +565,8 @@ class Model:
                 validated with, and accuracy, chrF and loss.
             batch_size: The number of texts that are processed together.
             confidence: Whether to compute confidence intervals.
+            engine: What computes the predictions, as for `predict`. The loss is always computed with torch.
+            precision: The precision of the predictions, as for `predict`.
             search: Settings of the search, by default those of validation.
 
         Returns:
@@ -560,7 +586,40 @@ class Model:
         options = resolve(SearchSettings, training.validation_search.model_dump(), dict(search))
         evaluation_set = _check_evaluation_set(sources, references, self.predictor.reader)
         warn_if_tokenized(evaluation_set, metrics)
-        return evaluate(self.predictor, evaluation_set, metrics, options, batch_size=batch_size, confidence=confidence)
+        return evaluate(
+            self.predictor,
+            evaluation_set,
+            metrics,
+            options,
+            batch_size=batch_size,
+            confidence=confidence,
+            engine=self.choose_engine(engine, Request(options, precision=precision)),
+        )
+
+    def choose_engine(self, name: EngineName, request: Request) -> Engine:
+        """Return the engine with this name; for "auto", the fastest that returns the same predictions as torch.
+
+        Args:
+            name: "torch", "ct2" or "auto".
+            request: What the engine has to compute.
+
+        Raises:
+            ConfigError: The engine is unknown, or does not support the model or what is requested.
+
+        >>> model.choose_engine("auto", Request(SearchSettings())).name
+        """
+        check_choice("engine", name, get_args(EngineName))
+        check_choice("precision", request.precision, get_args(Precision))
+        if request.precision not in self._engines:
+            self._engines[request.precision] = build_engines(self.predictor, self._trained, request.precision)
+        return choose_engine(self._engines[request.precision], name, request)
+
+    @property
+    def _trained(self) -> TrainedModel:
+        predictor = self.predictor
+        source = predictor.reader.tokenizer if isinstance(predictor.reader, TextReader) else predictor.tokenizer
+        tokenizers = TokenizerPair(source, predictor.tokenizer)
+        return TrainedModel(self.settings, self.network, tokenizers, self.step, self.scores, self.run, self.members)
 
     def export(self, out: str | Path, to: str | Mapping[str, Any] = "folder") -> Path:
         """Write the model to a new folder or file in the format of other software.
@@ -584,12 +643,8 @@ class Model:
         check_type("to", to, str | Mapping, "the name of a format, or a mapping with its kind")
         if self.members > 1:
             raise ConfigError("An ensemble cannot be exported. Export its models one by one.")
-        target, predictor = parse_target(to), self.predictor
-        source = predictor.reader.tokenizer if isinstance(predictor.reader, TextReader) else predictor.tokenizer
-        model = TrainedModel(
-            self.settings, self.network, TokenizerPair(source, predictor.tokenizer), self.step, self.scores, self.run
-        )
-        return export_model(model, target.build_part(), target.kind, out)
+        target = parse_target(to)
+        return export_model(self._trained, target.build_part(), target.kind, out)
 
 
 def load(

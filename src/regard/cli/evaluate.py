@@ -11,6 +11,7 @@ from regard.cli.options import (
     IMAGES,
     MultiValueCommand,
     accept_changes_option,
+    engine_options,
     ensemble_option,
     file_settings,
     number_option,
@@ -22,7 +23,7 @@ from regard.cli.options import (
 )
 from regard.config import resolve
 from regard.data.settings import Files
-from regard.decoding.settings import SearchSettings
+from regard.decoding.settings import EngineName, Precision, SearchSettings
 from regard.errors import ConfigError, check_output_folder
 from regard.evaluation.settings import BREAKDOWNS, BreakdownName, Metric, metric_names, parse_metric, parse_metrics
 from regard.formatting import replace_nonfinite, to_json
@@ -103,6 +104,7 @@ class Limit(NamedTuple):
 @click.option(
     "--json", "as_json", is_flag=True, help="Print values, signatures, search settings and time as a JSON object."
 )
+@engine_options
 @accept_changes_option
 def command(
     model: str,
@@ -126,6 +128,8 @@ def command(
     batch_size: int,
     out: Path | None,
     as_json: bool,
+    engine: EngineName,
+    precision: Precision,
     accept_changes: bool,
 ) -> None:
     """Score a model on pairs. Without files, use the test set of the model's own corpus.
@@ -175,7 +179,14 @@ def command(
 
     test = read_test_set(folder, checkpoint, files, images)
     result = Model.from_checkpoints(opened).evaluate(
-        test.sources, test.targets, metrics=requested, batch_size=batch_size, confidence=confidence, **search
+        test.sources,
+        test.targets,
+        metrics=requested,
+        batch_size=batch_size,
+        confidence=confidence,
+        engine=engine,
+        precision=precision,
+        **search,
     )
     parts = _compute_breakdowns(result, by, folder, train)
     worst_sentences = result.worst(worst, ranking[0].label if ranking else None) if worst else []

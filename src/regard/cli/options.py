@@ -1,15 +1,16 @@
 """Options shared by several commands: settings of the search, data files and their columns, ensembles, options with
-several values.
+several values, engines.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import click
 
 from regard.config import Settings
-from regard.decoding.settings import SearchSettings
+from regard.decoding.settings import EngineName, Precision, SearchSettings
 from regard.formatting import quote
 from regard.overrides import parse_overrides
 
@@ -137,6 +138,39 @@ def resolve_files(pairs: str | None, source: str | None, target: str | None, rea
 ensemble_option = click.option(
     "--with", "others", metavar="MODEL", multiple=True, help="Add MODEL to an ensemble. Repeat for more models."
 )
+
+
+def engine_options(function: F) -> F:
+    """Add --engine, --precision and --verbose, for commands that predict."""
+    engine = click.option(
+        "--engine",
+        type=click.Choice(get_args(EngineName)),
+        default="auto",
+        show_default=True,
+        help="Predict with torch or ct2 (CTranslate2: Transformers on a CPU). auto: the fastest with the same output.",
+    )
+    precision = click.option(
+        "--precision",
+        type=click.Choice(get_args(Precision)),
+        default="float32",
+        show_default=True,
+        help="Precision of the weights. int8 is faster and less accurate.",
+    )
+    verbose = click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_verbose,
+        help="Print which engine is used, and why.",
+    )
+    return engine(precision(verbose(function)))
+
+
+def _set_verbose(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    del ctx, parameter
+    if value:
+        logging.getLogger("regard").setLevel(logging.INFO)
 
 
 accept_changes_option = click.option(

@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 from regard.api.line_prediction import LineOptions, LinePredictor, PredictionCounts, read_chunks
-from regard.cli.options import accept_changes_option, ensemble_option, number_option, setting_option
+from regard.cli.options import accept_changes_option, engine_options, ensemble_option, number_option, setting_option
 from regard.cluster.block_predictor import WorkerSettings
 from regard.cluster.corpus import BLOCK_LINES, Job, find_inputs, predict_corpus
 from regard.cluster.job_folder import FAILURES
 from regard.cluster.pools import InProcess, LocalProcesses, Pool
 from regard.config import resolve
 from regard.data.lines import Line, parse_blocks
-from regard.decoding.settings import SearchSettings
+from regard.decoding.settings import EngineName, Precision, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
 from regard.overrides import parse_overrides
@@ -37,6 +37,7 @@ Examples:
   regard predict runs/dates --beam 5 --prefix 20 --must-contain -05- --banned 1999 "3 mai 2009"
   regard predict runs/dates --json --attention "3 mai 2009"
   regard predict runs/german --align < english.txt
+  regard predict runs/german --engine ct2 --precision int8 --beam 5 < english.txt
   regard predict runs/one --with runs/other --beam 5 < dates.txt
   regard predict runs/captions --beam 5 photo.jpg photos.zip/cat.png
   ls photos/*.jpg | regard predict runs/captions
@@ -74,6 +75,7 @@ Examples:
     help="Predict on a Ray cluster: HOST:PORT of its head node, auto, or local to start one on this machine.",
 )  # fmt: skip
 @number_option("--block-lines", Count, "N", "Lines that a worker predicts at a time, with --input.", BLOCK_LINES)
+@engine_options
 @accept_changes_option
 def command(
     model: str,
@@ -96,6 +98,8 @@ def command(
     workers: int | None,
     cluster: str | None,
     block_lines: int,
+    engine: EngineName,
+    precision: Precision,
     accept_changes: bool,
 ) -> None:
     """Predict the output for each TEXT. Without TEXT (or with a single -), read lines from stdin.
@@ -128,6 +132,8 @@ def command(
         align=align,
         align_tokens=tokens,
         batch_size=batch_size,
+        engine=engine,
+        precision=precision,
     )
     if attention and not as_json:
         raise click.UsageError("--attention needs --json. To draw the weights, use `regard look`.")

@@ -133,4 +133,5 @@ def regard() -> None:
     handler.addFilter(_Once())
     logger = logging.getLogger("regard")
     logger.handlers = [handler]
+    logger.setLevel(logging.WARNING)
     logger.propagate = False

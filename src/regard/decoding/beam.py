@@ -347,6 +347,11 @@ class _HostTransfer(NamedTuple):
         return values if self.rows is None else values[:, self.rows]
 
 
+def compute_length_penalty(length: int, alpha: float) -> float:
+    """Return ((5 + length) / 6)^α (Wu et al. 2016). The length includes END."""
+    return float(((5 + length) / 6) ** alpha)
+
+
 class _BeamTracker:
     """Tracks on the host the tokens of the hypotheses in the beam, and the finished hypotheses of each sentence."""
 
@@ -361,10 +366,6 @@ class _BeamTracker:
         for sentence in np.flatnonzero(self.done_B):
             self.finished[sentence][0].append(Hypothesis([], 0.0, False))
 
-    def _penalty(self, length: int) -> float:
-        """((5 + length) / 6)^α (Wu et al. 2016); the length includes END."""
-        return float(((5 + length) / 6) ** self.settings.length_penalty)
-
     @property
     def max_limit(self) -> int:
         """The largest length limit of a sentence in the batch."""
@@ -375,7 +376,7 @@ class _BeamTracker:
         rows = values.shape[1]
         token, parent, adjusted, score = values[:4].reshape(4, rows, -1)
         self.step += 1
-        self._add_finished(*values[4:], penalty=self._penalty(self.step))
+        self._add_finished(*values[4:], penalty=compute_length_penalty(self.step, self.settings.length_penalty))
         parents_BKT = np.take_along_axis(self.tokens_BKT, parent.astype(np.int64)[..., None], axis=1)
         self.tokens_BKT = np.concatenate([parents_BKT, token.astype(np.int64)[..., None]], axis=2)
         if self.history is not None and candidates is not None:
@@ -409,7 +410,7 @@ class _BeamTracker:
 
     def _add_truncated(self, at_limit_B: Array, adjusted_BK: Array, score_BK: Array) -> None:
         """Truncate the hypotheses of sentences at their limit. They rank below all that ended."""
-        penalty = self._penalty(self.step)
+        penalty = compute_length_penalty(self.step, self.settings.length_penalty)
         for row, index in np.argwhere(at_limit_B[:, None] & (adjusted_BK > -np.inf)):
             rank, score = float(adjusted_BK[row, index]) / penalty, float(score_BK[row, index])
             truncated = Hypothesis(self.tokens_BKT[row, index].tolist(), score, True, rank)

@@ -23,7 +23,8 @@ from regard.config import Settings, resolve
 from regard.data.sources import DeleteSource, MaskRegion, MaskSource, ReplaceSource, SourceEdit, SourceItem, check_index
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.constraints import NO_CONSTRAINTS, Constraints
-from regard.decoding.predictor import GREEDY, SPECIAL_TOKENS, Predictor
+from regard.decoding.engine import GREEDY
+from regard.decoding.predictor import SPECIAL_TOKENS, Predictor
 from regard.decoding.search import Hypothesis
 from regard.decoding.settings import SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from regard.data.sources import SourceItem, SourceReader
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, UnknownTokens
 from regard.decoding.beam import BeamStep, beam_search
 from regard.decoding.constraints import NO_CONSTRAINTS, Constraints, RequiredPhrases, TokenConstraints
+from regard.decoding.engine import GREEDY, Engine, Request
 from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
 from regard.decoding.search import (
     Hypothesis,
@@ -44,7 +45,6 @@ from regard.ops.reference_mode import full_precision
 log = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = SpecialTokens(START, END, suppressed=(PAD, UNKNOWN, START))
-GREEDY = SearchSettings()
 DEFAULT_TRACE = TraceOptions()
 
 _BATCHES_PER_WINDOW = 64
@@ -81,9 +81,12 @@ class BatchLimits(NamedTuple):
     tokens: int | None = None
 
 
+@final
 @dataclass(frozen=True)
-class Predictor:
+class Predictor(Engine):
     """A model, the reader of its sources, the tokenizer of its targets, and the length limits of its predictions."""
+
+    name: ClassVar[str] = "torch"
 
     model: Seq2Seq
     reader: SourceReader
@@ -107,6 +110,16 @@ class Predictor:
     def collate(self, sources: Sequence[SourceItem]) -> Source:
         """Return sources as a batch on the device of the model."""
         return self.reader.collate(sources).to(self.device)
+
+    def find_obstacle(self, request: Request) -> str | None:
+        if request.precision != "float32":
+            return f"the precision {request.precision} is not supported. Use the engine ct2."
+        return None
+
+    def find_difference(self, request: Request) -> str | None:
+        """Return None: this is the reference."""
+        del request
+        return None
 
     def predict(
         self,
@@ -135,6 +148,11 @@ class Predictor:
                 nbest = self._predict_batch([sources[row] for row in rows], task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
+
+    def limit_lengths(self, length_B: Tensor) -> Tensor:
+        """Return the maximum number of tokens of a prediction, with END, given the length of its source."""
+        limits_B = (length_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
+        return torch.where(length_B > 0, limits_B, 0)
 
     def limit_batches(
         self, search: SearchSettings, batch_size: int | None = None, *, attention: bool = False
@@ -275,9 +293,7 @@ class Predictor:
         """Run the strategy that is set in `search`, under the rules and constraints. If it chooses one token after
         another, append the indices of the sentences of each step to `sentences`.
         """
-        search, length_B = task.search, encoded.length_B
-        limits_B = (length_B * self.limits.max_length_ratio + self.limits.max_length_extra).long()
-        limits_B = torch.where(length_B > 0, limits_B, 0)
+        search, limits_B = task.search, self.limit_lengths(encoded.length_B)
         constraints = task.constraints.tokenize(self.tokenizer, self.max_length)
         limits_B = constraints.extend_limits(limits_B)
         rules = _build_rules(search, constraints, limits_B)

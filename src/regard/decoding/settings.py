@@ -1,7 +1,7 @@
 """Settings of decoding."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,11 @@ from regard.quantities import (
     Temperature,
     Weight,
 )
+
+EngineName = Literal["auto", "torch", "ct2"]
+"""What computes predictions: torch, CTranslate2, or the fastest of them with the same output."""
+
+Precision = Literal["float32", "int8"]
 
 
 class SearchFields(Settings):

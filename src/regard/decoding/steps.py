@@ -41,6 +41,13 @@ def call_before_steps(function: Callable[[], object]) -> Iterator[None]:
         _before_step.reset(token)
 
 
+def call_before_step() -> None:
+    """Call the function of `call_before_steps`, if there is one."""
+    before_step = _before_step.get()
+    if before_step is not None:
+        before_step()
+
+
 def capture_unsupported_reason(
     device: torch.device, module: nn.Module, rules: Sequence[Rule] = (), *, observed: bool = False
 ) -> str | None:
@@ -157,9 +164,7 @@ class StepRunner(Generic[StateT]):
 
     def run(self, state: StateT) -> StateT:
         """Take one step. The next step may overwrite the returned state."""
-        before_step = _before_step.get()
-        if before_step is not None:
-            before_step()
+        call_before_step()
         if self.captures:
             self.steps += 1
             if state is not self.initial:  # it has been changed, so it is not the result of the beginning

@@ -13,6 +13,7 @@ import numpy as np
 from regard.data.batching import EncodedCorpus
 from regard.data.corpora import Pairs, RawSource, identify
 from regard.data.sampler import batch_by_length
+from regard.decoding.engine import Engine
 from regard.decoding.predictor import Predictor, target_log_probs
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DivergedError, ModelError
@@ -131,8 +132,10 @@ def evaluate(
     *,
     batch_size: int = 256,
     confidence: bool = False,
+    engine: Engine | None = None,
 ) -> Evaluation:
-    """Decode the sources with this search, and compute metrics. Nothing is decoded if no metric needs predictions.
+    """Decode the sources with this search, by default with torch, and compute metrics. Nothing is decoded if no metric
+    needs predictions.
 
     A source that occurs several times is decoded once.
     """
@@ -141,7 +144,9 @@ def evaluate(
     if any(metric.needs_predictions for metric in metrics):
         distinct = {identify(source): source for source in evaluation_set.sources}
         start = time.perf_counter()
-        nbest = predictor.predict(predictor.reader.read(list(distinct.values())), search, batch_size=batch_size)
+        nbest = (engine or predictor).predict(
+            predictor.reader.read(list(distinct.values())), search, batch_size=batch_size
+        )
         decoded = [predictor.tokenizer.decode(best.tokens) for best, *_ in nbest]
         seconds = time.perf_counter() - start
         tokens = sum(len(best.tokens) for best, *_ in nbest)

@@ -19,6 +19,7 @@ from regard.models.transformer import (
     TransformerDecoder,
     TransformerEncoder,
 )
+from regard.runs.settings import RunSettings
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
@@ -56,6 +57,11 @@ def save_ct2(
     spec.save(str(folder))
 
 
+def count_positions(settings: RunSettings) -> int:
+    """Return the maximum number of tokens of a source or a prediction in an exported model."""
+    return max(_MIN_POSITIONS, 2 * settings.tokenizer.max_length)
+
+
 def _build_spec(model: TrainedModel) -> Any:
     """Return the specification of CTranslate2 with the weights of the model."""
     try:
@@ -75,7 +81,7 @@ def _build_spec(model: TrainedModel) -> Any:
         pre_norm=settings.norm == "pre",
         activation=activations[settings.activation],
     )
-    positions = sinusoidal_positions(max(_MIN_POSITIONS, 2 * model.settings.tokenizer.max_length), settings.size)
+    positions = sinusoidal_positions(count_positions(model.settings), settings.size)
     spec.encoder.embeddings[0].weight = _array(encoder.embedding.tokens.weight)
     spec.decoder.embeddings.weight = _array(decoder.embedding.tokens.weight)
     spec.encoder.position_encodings.encodings = spec.decoder.position_encodings.encodings = _array(positions)

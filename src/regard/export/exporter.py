@@ -32,6 +32,8 @@ class TrainedModel:
     """The validation metrics of the weights; None if they are not known."""
     run: RunFolder | None = None
     """The folder that the model was loaded from; None if it is not known."""
+    members: int = 1
+    """The number of models in an ensemble; 1 otherwise."""
 
 
 class Exporter(ABC):

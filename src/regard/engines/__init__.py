@@ -1,0 +1,1 @@
+"""Engines: what computes the predictions of a model, besides torch."""

@@ -1,0 +1,46 @@
+"""The engines of a model, and the choice between them."""
+
+import logging
+from collections.abc import Mapping
+
+from regard.decoding.engine import Engine, Request
+from regard.decoding.predictor import Predictor
+from regard.decoding.settings import EngineName, Precision
+from regard.engines.ct2 import CTranslate2Engine
+from regard.errors import ConfigError
+from regard.export.exporter import TrainedModel
+
+log = logging.getLogger(__name__)
+
+
+def build_engines(predictor: Predictor, model: TrainedModel, precision: Precision) -> dict[str, Engine]:
+    """Return the engines of a model by name, the fastest first."""
+    return {engine.name: engine for engine in (CTranslate2Engine(predictor, model, precision), predictor)}
+
+
+def choose_engine(engines: Mapping[str, Engine], name: EngineName, request: Request) -> Engine:
+    """Return the engine with this name. `auto` is the first that computes what is requested and, if there is one, that
+    returns the same hypotheses as the reference. Log the choice with its reason.
+
+    Raise ConfigError if the engine cannot compute what is requested.
+    """
+    if name != "auto":
+        obstacle = engines[name].find_obstacle(request)
+        if obstacle is not None:
+            raise ConfigError(f"The engine {name} cannot be used: {obstacle}")
+        log.info("The engine is %s, as requested.", name)
+        return engines[name]
+    obstacles = {name: engine.find_obstacle(request) for name, engine in engines.items()}
+    usable = {name: engine for name, engine in engines.items() if obstacles[name] is None}
+    if not usable:
+        reasons = " ".join(f"{name}: {obstacle}" for name, obstacle in obstacles.items())
+        raise ConfigError(f"No engine can be used. {reasons}")
+    differences = {name: engine.find_difference(request) for name, engine in usable.items()}
+    chosen = next((name for name in usable if differences[name] is None), next(iter(usable)))
+    reasons = "".join(
+        f" {name} is not used: {reason.removesuffix('.')}."
+        for name, reason in {**obstacles, **differences}.items()
+        if reason is not None and name != chosen
+    )
+    log.info("The engine is %s.%s", chosen, reasons or " It is the fastest for this model and this search.")
+    return usable[chosen]

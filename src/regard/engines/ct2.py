@@ -1,0 +1,188 @@
+"""Prediction with CTranslate2 on a CPU, a fast inference engine for Transformers (https://opennmt.net/CTranslate2).
+
+Its greedy search, and its beam search for the most likely hypothesis, follow the rules of regard, with exceptions: all
+sentences of a batch have the same length limit, any token can be generated, and loops are kept. A hypothesis for which
+an exception matters is recognized, and torch predicts its source again.
+"""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+
+from regard.data.sampler import batch_by_length
+from regard.data.sources import SourceItem
+from regard.data.tokens.tokenizers import END
+from regard.decoding.beam import compute_length_penalty
+from regard.decoding.constraints import NO_CONSTRAINTS, Constraints
+from regard.decoding.engine import GREEDY, Engine, Request
+from regard.decoding.predictor import SPECIAL_TOKENS, Predictor
+from regard.decoding.search import Hypothesis, remove_loops
+from regard.decoding.settings import Precision, SearchSettings
+from regard.decoding.steps import call_before_step
+from regard.export.ct2 import CTranslate2Exporter, count_positions
+from regard.export.exporter import TrainedModel
+
+_TORCH_ONLY = (
+    "coverage_penalty", "groups", "sample", "mbr_samples", "no_repeat_ngram", "repetition_penalty", "min_length",
+)  # fmt: skip
+"""The settings of a search that CTranslate2 does not have, or that have another meaning there."""
+
+_MAX_PENALTY = 1.0
+"""With a higher length penalty, long hypotheses rank above those that CTranslate2 completes first."""
+
+_NEGLIGIBLE_PENALTY = 1e-9
+"""A length penalty that does not change scores. With 0, the search ends when the best hypothesis in the beam ends."""
+
+
+@final
+class CTranslate2Engine(Engine):
+    """Predicts with CTranslate2. The weights are converted on the first prediction, and again if they have changed.
+
+    Conversion takes a fraction of the time that loading the model takes, so converted models are not cached.
+    """
+
+    name: ClassVar[str] = "ct2"
+
+    def __init__(self, predictor: Predictor, model: TrainedModel, precision: Precision = "float32") -> None:
+        self._torch, self._model, self._precision = predictor, model, precision
+        self._opened: tuple[list[tuple[int, int]], _Translator] | None = None
+        """The versions of the weights, and what they were converted to."""
+
+    def find_obstacle(self, request: Request) -> str | None:
+        if find_spec("ctranslate2") is None:
+            return "the package ctranslate2 is not installed. Run pip install 'regard[fast]'."
+        if self._model.members > 1:
+            return "it does not support ensembles. Use a single model, or the engine torch."
+        obstacle = CTranslate2Exporter().find_obstacle(self._model)
+        if obstacle is not None:
+            return obstacle
+        if self._torch.device.type != "cpu" or self._torch.dtype != torch.float32:
+            return f"the model is on the device {self._torch.device} in {self._torch.dtype}. Use the CPU and float32."
+        values = {name: getattr(request.search, name) for name in _TORCH_ONLY}
+        fields = SearchSettings.model_fields
+        requested = [f"{name}={value}" for name, value in values.items() if value != fields[name].default]
+        if request.search.uses_beam and request.search.length_penalty > _MAX_PENALTY:
+            requested.append(f"length_penalty={request.search.length_penalty}")
+        requested += ["attention weights"] * request.attention + ["constraints"] * request.constrained
+        return f"{requested[0]} cannot be requested. Omit this, or use the engine torch." if requested else None
+
+    def find_difference(self, request: Request) -> str | None:
+        if not _needs_several_hypotheses(request.search):
+            return None
+        return (
+            "its beam search ends when as many hypotheses as the beam size are complete, and that of torch when no "
+            "other hypothesis can rank higher"
+        )
+
+    def predict(
+        self,
+        sources: Sequence[SourceItem],
+        search: SearchSettings = GREEDY,
+        constraints: Constraints = NO_CONSTRAINTS,
+        *,
+        batch_size: int | None = None,
+        attention: bool = False,
+        indices: Sequence[int] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the `nbest` hypotheses for each source, given a request without an obstacle."""
+        assert not constraints
+        assert not attention
+        del indices  # nothing is sampled
+        found = self._translate(sources, search, batch_size)
+        rows = [row for row, nbest in enumerate(found) if nbest is None]
+        again = self._torch.predict([sources[row] for row in rows], search, batch_size=batch_size)
+        by_row = dict(zip(rows, again, strict=True))
+        return [by_row[row] if nbest is None else nbest for row, nbest in enumerate(found)]
+
+    def _translate(
+        self, sources: Sequence[Any], search: SearchSettings, batch_size: int | None
+    ) -> list[list[Hypothesis] | None]:
+        """Return the hypotheses for each source; None if torch must predict them."""
+        translator = self._open()
+        lengths = torch.tensor([source.length for source in sources], dtype=torch.long)
+        limits = self._torch.limit_lengths(lengths).tolist()
+        found: list[list[Hypothesis] | None] = [None] * len(sources)
+        submitted = []
+        for rows in batch_by_length(lengths.tolist(), *self._torch.limit_batches(search, batch_size)):
+            call_before_step()
+            rows = [row for row in rows if limits[row]]
+            batch = [sources[row].ids for row in rows]
+            submitted.append((rows, translator.submit(batch, max((limits[row] for row in rows), default=0), search)))
+        for rows, results in submitted:
+            call_before_step()
+            for row, result in zip(rows, results, strict=True):
+                found[row] = translator.read(result.result(), limits[row], search)
+        return found
+
+    def _open(self) -> "_Translator":
+        """Convert the weights, if this version of them has not been converted yet."""
+        versions = [(weight.data_ptr(), weight._version) for weight in self._model.network.parameters()]
+        if self._opened is None or self._opened[0] != versions:
+            self._opened = versions, _Translator.of(self._model, self._precision)
+        return self._opened[1]
+
+
+def _needs_several_hypotheses(search: SearchSettings) -> bool:
+    """Whether the most likely hypothesis is not all that is requested."""
+    return search.uses_beam and (search.length_penalty > 0 or search.nbest > 1)
+
+
+class _Translator(NamedTuple):
+    """A model of CTranslate2, which reads and writes tokens as text, and its vocabularies."""
+
+    model: Any
+    source_tokens: list[str]
+    target_ids: dict[str, int]
+    positions: int
+
+    @classmethod
+    def of(cls, model: TrainedModel, precision: Precision) -> "_Translator":
+        """Convert a model. Each CPU thread of torch translates a batch."""
+        from ctranslate2 import Translator
+
+        threads = torch.get_num_threads()
+        with tempfile.TemporaryDirectory(prefix="regard-ct2-") as folder:
+            CTranslate2Exporter(precision).write(model, Path(folder))
+            opened = Translator(folder, compute_type=precision, inter_threads=threads, intra_threads=1)
+        source, target = (side.tokens(range(len(side))) for side in model.tokenizers)
+        target_ids = {token: index for index, token in enumerate(target)}
+        return cls(opened, source, target_ids, count_positions(model.settings))
+
+    def submit(self, batch: Sequence[Sequence[int]], limit: int, search: SearchSettings) -> Any:
+        """Start the translation of a batch. A hypothesis ends with END, or with a token that must not be generated."""
+        several = _needs_several_hypotheses(search)
+        return self.model.translate_batch(
+            [[self.source_tokens[index] for index in ids] for ids in batch],
+            asynchronous=True,
+            beam_size=search.beam,
+            num_hypotheses=search.beam if several else 1,
+            length_penalty=_NEGLIGIBLE_PENALTY if several else 0,
+            end_token=[END, *SPECIAL_TOKENS.suppressed],
+            return_end_token=True,
+            max_input_length=0,
+            max_decoding_length=min(limit, self.positions),
+            min_decoding_length=0,
+            return_scores=True,
+        )
+
+    def read(self, result: Any, limit: int, search: SearchSettings) -> list[Hypothesis] | None:
+        """Return the n-best hypotheses of a result; None if torch might find others."""
+        complete = []
+        for tokens, score in zip(result.hypotheses, result.scores, strict=True):
+            *ids, last = (self.target_ids[token] for token in tokens)
+            if last in SPECIAL_TOKENS.suppressed or math.isnan(score):
+                return None
+            if last == END and len(tokens) <= limit:
+                penalty = compute_length_penalty(len(tokens), search.length_penalty) if search.uses_beam else 1.0
+                complete.append(Hypothesis(ids, score, truncated=False, rank=score / penalty))
+        nbest = sorted(complete, key=lambda hypothesis: hypothesis.sort_key)[: search.nbest]
+        if len(nbest) < search.nbest:
+            return None
+        if search.is_greedy and search.loop_guard and remove_loops(nbest[0], ()) is not None:
+            return None
+        return nbest
