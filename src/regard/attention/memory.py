@@ -12,6 +12,11 @@ from regard.attention.selections import SampledSlot
 from regard.ops.attention import ScoreBias
 
 
+def repeat_rows(tensor: Tensor, count: int) -> Tensor:
+    """Repeat each row, as `repeat_interleave` does, which cannot be exported to ONNX with a variable count."""
+    return tensor.unsqueeze(1).expand(-1, count, *tensor.shape[1:]).flatten(0, 1)
+
+
 class PreparedMemory(NamedTuple):
     """Everything that depends only on the source, computed once."""
 
@@ -35,7 +40,7 @@ class PreparedMemory(NamedTuple):
     def repeat(self, hypotheses: int) -> "PreparedMemory":
         """Return the memory with a row for each hypothesis of a sentence."""
         prepared, values, allowed, lengths = (
-            None if tensor is None else tensor.repeat_interleave(hypotheses, dim=0) for tensor in self[:4]
+            None if tensor is None else repeat_rows(tensor, hypotheses) for tensor in self[:4]
         )
         return PreparedMemory(prepared, values, allowed, lengths, zeroed=self.zeroed)  # type: ignore[arg-type] # only the mask is optional
 

@@ -20,6 +20,7 @@ from regard.arguments import (
     check_type,
     has_values,
 )
+from regard.attention.memory import repeat_rows
 from regard.errors import ConfigError
 from regard.formatting import quantity
 from regard.ops.cost import CostPart
@@ -377,7 +378,7 @@ def check_supervised_head(layer: int, head: int, layers: int, heads: int) -> Non
 
 def repeat_for_hypotheses(keys: Tensor, rows: int) -> Tensor:
     """Repeat each row of `keys` for the hypotheses of its sentence, to `rows` rows in total."""
-    return keys if keys.shape[0] == rows else keys.repeat_interleave(rows // keys.shape[0], dim=0)
+    return keys if keys.shape[0] == rows else repeat_rows(keys, rows // keys.shape[0])
 
 
 def reorder(state: State, rows: Tensor, *, block: int = 1, blocks: Tensor | None = None) -> State:
