@@ -18,6 +18,9 @@ def known(value: float, source: str) -> float:
     return constant
 
 
+BUCKET_BYTES = 1 << 25
+"""The size of a bucket of gradients (training/distributed.py)."""
+
 PERFORMANCE = "H200, docs/performance.md"
 HOST = "16 x86 cores of the machine with the H200"
 ARM = "one Neoverse-N1 core"
@@ -107,8 +110,8 @@ def fsdp_bytes(parameter_bytes: float, ranks: int) -> float:
 
 
 def replicated_bytes(parameters: float) -> float:
-    """Return the memory of float32 weights, gradients, both moments of Adam, and the buckets of the all-reduce."""
-    return 20 * parameters
+    """Return the memory of float32 weights, gradients, both moments of Adam, and three buckets of the all-reduce."""
+    return 16 * parameters + 3 * BUCKET_BYTES
 
 
 def sharded_bytes(parameters: float, ranks: int, layers: int) -> float:

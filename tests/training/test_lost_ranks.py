@@ -244,13 +244,13 @@ def test_more_ranks_than_pairs_in_a_step_are_rejected(tmp_path: Path) -> None:
     [
         ({"RANK": None}, "WORLD_SIZE is set, but RANK is not"),
         ({"WORLD_SIZE": None}, "RANK is set, but WORLD_SIZE is not"),
-        ({"RANK": "one"}, "RANK must be a number of at least 0, not 'one'"),
+        ({"RANK": "one"}, "RANK must be a number from 0 to 1000000, not 'one'"),
         ({"RANK": "2"}, "RANK=2, but WORLD_SIZE=2: ranks are numbered from 0 to 1"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be a number of at least 1, not '0'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be a number from 1 to 1000000, not '0'"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR, the address of rank 0, is not set"),
-        ({"MASTER_PORT": None}, "MASTER_PORT must be a number of at least 1, not ''"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT must be a number of at least 1, not 'http'"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK must be a number of at least 0, not '-1'"),
+        ({"MASTER_PORT": None}, "MASTER_PORT must be a number from 1 to 65535, not ''"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT must be a number from 1 to 65535, not 'http'"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK must be a number from 0 to 1000000, not '-1'"),
     ],
 )
 def test_wrong_variables_are_rejected(
@@ -267,7 +267,7 @@ def test_wrong_variables_are_rejected(
 @pytest.mark.parametrize("value", ["0", "soon", "nan", "-3"])
 def test_a_wrong_timeout_is_rejected(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("REGARD_RANK_TIMEOUT", value)
-    with pytest.raises(ConfigError, match="REGARD_RANK_TIMEOUT must be a number of seconds from 1"):
+    with pytest.raises(ConfigError, match="REGARD_RANK_TIMEOUT must be a number of seconds from 1 to 1000000"):
         read_timeout()
 
 

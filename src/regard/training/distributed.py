@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, final
 
@@ -36,7 +37,6 @@ T = TypeVar("T")
 
 _BUCKET_BYTES = 1 << 25
 """Gradients are summed in buckets of about this size: one is copied while another is transferred."""
-
 
 _MAX_VALUE = 300
 """The maximum number of characters of a value in a message."""
@@ -228,11 +228,15 @@ class Group:
 
     def _sum(self, buckets: Iterable[list[Tensor]]) -> None:
         """Replace the tensors by their sums over all ranks."""
-        pending = []
-        for bucket in buckets:
+
+        def start(bucket: list[Tensor]) -> tuple[list[Tensor], Tensor, Any]:
             flat = torch.cat([tensor.view(-1) for tensor in bucket])
-            pending.append((bucket, flat, dist.all_reduce(flat, group=self.gradients, async_op=True)))
-        for bucket, flat, work in pending:
+            return bucket, flat, dist.all_reduce(flat, group=self.gradients, async_op=True)
+
+        # The next bucket is started before this one is awaited, and no more of them, so that they need little memory.
+        for started, _ in pairwise(chain(map(start, buckets), [None])):
+            assert started is not None
+            bucket, flat, work = started
             work.wait()
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             torch._foreach_copy_(bucket, [part.view_as(tensor) for part, tensor in zip(parts, bucket, strict=True)])

@@ -134,10 +134,11 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
     progress.average_tried = progress.average_tried and state.is_finished
     if training.init_from is not None and progress.step == 0 and progress.best is None:
         _validate_initial_weights(state, callbacks)
-    since, tokens = time.monotonic(), 0
+    since, tokens, is_due = time.monotonic(), 0, 0
     while not state.is_finished:
         with _saved_if_a_rank_is_lost(state, callbacks):
-            _meet_deadline(state, callbacks, display.print)
+            if is_due:
+                _meet_deadline(state, callbacks, display.print)
             step_started = time.monotonic()
             loss, step_tokens = take_step(state)
         tokens += step_tokens
@@ -155,7 +156,7 @@ def run_steps(state: TrainingState, callbacks: Callback, display: ProgressDispla
         moved = _follow_folder(state)
         # Read once: a signal that arrives after the save stops the run after the next step.
         with _saved_if_a_rank_is_lost(state, callbacks):
-            stopped_by, is_moved = state.group.maximum([stop.by or 0, moved is not None])
+            stopped_by, is_moved, is_due = state.group.maximum([stop.by or 0, moved is not None, _is_due(state)])
         if stopped_by or is_moved or is_save_step(state, progress.step):
             save(state, callbacks)
             state.group.wait()
@@ -228,15 +229,19 @@ def _set_deadline(state: TrainingState, started: float, report: Report) -> None:
         torch.set_num_threads(min(schedule.current.threads or training.threads, training.threads))
 
 
+def _is_due(state: TrainingState) -> bool:
+    """Whether it is time to check the schedule. The clocks of ranks differ, so rank 0 decides."""
+    return state.group.is_first and state.deadline is not None and state.deadline.is_due()
+
+
 def _meet_deadline(state: TrainingState, callbacks: Callback, report: Report) -> None:
     """Rescale the schedule if the run would miss its deadline."""
     deadline, progress, training = state.deadline, state.progress, state.settings.training
-    if deadline is None:
-        return
+    assert deadline is not None
     before, step = progress.schedule, progress.step
-    if state.group.is_first and deadline.is_due():
+    if state.group.is_first:
         progress.schedule = deadline.revise(before, step, training.validate_every)
-    schedule = progress.schedule = state.group.broadcast(progress.schedule)  # the clocks of ranks differ
+    schedule = progress.schedule = state.group.broadcast(progress.schedule)
     if schedule == before:
         return
     torch.set_num_threads(schedule.current.threads or training.threads)

@@ -68,11 +68,12 @@ def read_launch() -> Launch | None:
     )
 
 
-def _read_number(variable: str, at_least: int = 0, at_most: int = 1 << 31) -> int:
+def _read_number(variable: str, at_least: int = 0, at_most: int = 1_000_000) -> int:
     value = os.environ.get(variable, "")
     if not value.isdecimal() or not at_least <= int(value) <= at_most:
         raise ConfigError(
-            f"The environment variable {variable} must be a number of at least {at_least}, not {value!r}. {_REMEDY}"
+            f"The environment variable {variable} must be a number from {at_least} to {at_most}, not {value!r}. "
+            f"{_REMEDY}"
         )
     return int(value)
 
@@ -86,7 +87,7 @@ def read_timeout() -> float:
         seconds = 0.0
     if not 1 <= seconds <= 1e6:
         raise ConfigError(
-            f"The environment variable {TIMEOUT_VARIABLE} must be a number of seconds from 1, not {value!r}."
+            f"The environment variable {TIMEOUT_VARIABLE} must be a number of seconds from 1 to 1000000, not {value!r}."
         )
     return seconds
 

@@ -36,7 +36,7 @@ _PATIENCE = 10.0
 """How long, in seconds, a rank waits for the verdict after a connection has failed."""
 _NOTICE = 20.0
 """After this time, in seconds, rank 0 reports for which ranks it waits."""
-_MAX_HELLO = 1_000
+_MAX_HELLO, _MAX_LISTED = 1_000, 8
 _TIMED_OUT = "imed out"
 """A part of the message of a collective operation that ran out of time."""
 
@@ -68,11 +68,10 @@ class Roster:
         with self._changed:
             number = self._count_call()
             self._wake()
-            while self._reached < number and self._verdict is None:
+            while self._reached < number:
+                if self._verdict is not None:
+                    raise RankError(self._verdict)
                 self._changed.wait(_BEAT)
-            verdict = self._verdict
-        if verdict is not None:
-            raise RankError(verdict)
 
     @contextmanager
     def watch(self, *, only_collectives: bool = True) -> Iterator[None]:
@@ -322,7 +321,14 @@ def _reject_missing(launch: Launch, missing: list[int], connections: Mapping[int
 
 
 def _list_ranks(ranks: list[int]) -> str:
-    return " and ".join(f"Rank {rank}" for rank in ranks)
+    """Return the numbers of ranks as text.
+
+    >>> _list_ranks([1]), _list_ranks([1, 2, 5])
+    ('Rank 1', 'Ranks 1, 2, 5')
+    """
+    shown = ", ".join(map(str, ranks[:_MAX_LISTED]))
+    more = f" and {len(ranks) - _MAX_LISTED} others" if len(ranks) > _MAX_LISTED else ""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def _connect(launch: Launch, store: Store, deadline: float) -> tuple[dict[int, str], dict[int, Connection]]:
