@@ -413,9 +413,10 @@ class Job:
         """Add the blocks of a file that are not finished to the queue, and return the number of its blocks. Raise
         DataError if the file has changed since a block was finished.
         """
+        remove = "" if state.output.finished is None else f"remove {short_path(state.output.path)}, or "
         changed = DataError(
-            f"{display_name(state.source.path)} has changed since the job was started. To predict it again, choose "
-            "another folder with --output."
+            f"{display_name(state.source.path)} has changed since the job was started. To predict it again, {remove}"
+            "choose another folder with --output."
         )
         count, expected = 0, 1 + max(state.output.blocks, default=-1)
         for block in read_blocks(state, self.block_lines, replace_invalid=self.replace_invalid):
