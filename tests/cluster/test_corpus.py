@@ -19,7 +19,7 @@ import pytest
 from regard.api.line_prediction import LineOptions, PredictionCounts
 from regard.cluster.block_predictor import BlockPredictor, BlockRequest, BlockResponse, WorkerSettings
 from regard.cluster.corpus import CorpusInput, InputState, Job, find_inputs, read_blocks, run_job
-from regard.cluster.job_folder import FAILURES, WORK, OutputFile, open_job_folder
+from regard.cluster.job_folder import FAILURES, WORK, OutputFile, open_job_folder, write_failures
 from regard.cluster.pools import InProcess, Pool, Worker, WorkerDied
 from regard.decoding.settings import SearchSettings
 from regard.errors import ConfigError, DataError, Interrupted, ModelError, RegardError, ResourceError, RunInUseError
@@ -66,13 +66,9 @@ class FakePool(Pool):
         size: int = 2,
         load: Callable[[], None] = lambda: None,
     ) -> None:
-        self._predict, self._size, self._load = predict, size, load
+        self._predict, self.size, self._load = predict, size, load
         self.firsts: list[int] = []
         self.started = 0
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     def start(self, index: int) -> Worker:
         del index
@@ -103,7 +99,7 @@ def run(folder: Path, pool: Pool, pattern: str = "in/*", block_lines: int = 10, 
         try:
             run_job(job, pool, request)
         finally:
-            out.write_failures(job.list_failures())
+            write_failures(out, job.list_failures())
     return job
 
 
@@ -224,7 +220,7 @@ def test_lines_that_cannot_be_read_are_listed_and_the_others_are_predicted(tmp_p
 def test_invalid_bytes_are_replaced_if_this_is_requested(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a\xffb\n\0\n")
     with open_job_folder(tmp_path / "out", IDENTITY) as folder:
-        state = InputState(CorpusInput(str(tmp_path / "a.txt"), "a.txt"), folder.open_file("a.txt"))
+        state = InputState(CorpusInput(str(tmp_path / "a.txt"), "a.txt"), OutputFile(folder, "a.txt"))
         [block] = read_blocks(state, 10, replace_invalid=True)
     assert block.request["lines"] == ["a\ufffdb", ""]
     assert [index for index, _ in block.request["problems"]] == [1]
@@ -320,7 +316,7 @@ def test_a_folder_has_one_job_at_a_time_and_one_identity(tmp_path: Path) -> None
 def test_a_torn_index_or_lost_data_costs_only_the_blocks_concerned(tmp_path: Path) -> None:
     request: BlockRequest = {"first": 0, "lines": ["abc"], "problems": []}
     with open_job_folder(tmp_path, IDENTITY) as folder:
-        output = folder.open_file("a.txt")
+        output = OutputFile(folder, "a.txt")
         for number in range(3):
             output.add(number, f"{number}", number, reverse(request))
         output.close()
@@ -342,7 +338,7 @@ def test_blocks_do_not_depend_on_what_is_finished_and_long_lines_make_short_bloc
     source = tmp_path / "a.txt"
     source.write_text("".join("x" * 500_000 + "\n" for _ in range(20)) + "short\n" * 7)
     with open_job_folder(tmp_path / "out", IDENTITY) as folder:
-        state = InputState(CorpusInput(str(source), "a.txt"), folder.open_file("a.txt"))
+        state = InputState(CorpusInput(str(source), "a.txt"), OutputFile(folder, "a.txt"))
         blocks = list(read_blocks(state, 100, replace_invalid=False))
     assert [len(block.request["lines"]) for block in blocks] == [9, 9, 9]
     assert [block.request["first"] for block in blocks] == [0, 9, 18]
@@ -354,7 +350,7 @@ def test_the_sizes_of_blocks_add_up_to_the_size_of_a_compressed_file(tmp_path: P
     content = "".join(f"{rng.random()}\n" for _ in range(50_000)).encode()
     (tmp_path / "a.gz").write_bytes(gzip.compress(content))
     with open_job_folder(tmp_path / "out", IDENTITY) as folder:
-        state = InputState(CorpusInput(str(tmp_path / "a.gz"), "a.gz"), folder.open_file("a.gz"))
+        state = InputState(CorpusInput(str(tmp_path / "a.gz"), "a.gz"), OutputFile(folder, "a.gz"))
         sizes = [block.size for block in read_blocks(state, 1_000, replace_invalid=False)]
     assert sum(sizes) == pytest.approx((tmp_path / "a.gz").stat().st_size, rel=0.2)
     assert max(sizes) < 2 * min(sizes)

@@ -195,7 +195,7 @@ def _build_pool(settings: WorkerSettings, *, workers: int | None, cluster: str |
 
 def _report_job(job: Job) -> None:
     """Print a summary. Raise DataError if files could not be read; exit with code 1 if lines could not be predicted."""
-    counts, out = job.count(), short_path(job.folder.path)
+    counts, out = job.count(), short_path(job.folder)
     for note in counts.describe():
         click.echo(f"note: {note}", err=True)
     lines, files = quantity(counts.sources, "line"), quantity(len(job.states), "file")

@@ -74,10 +74,10 @@ def command(
         raise click.UsageError("--gpus needs --cluster. Local workers are distributed over the GPUs of this machine.")
 
     from regard.cluster.sweep.space import parse_words
-    from regard.cluster.sweep.sweeping import run_sweep
+    from regard.cluster.sweep.sweeping import sweep
 
     space, overrides = parse_words(words[1:])
-    result = run_sweep(
+    result = sweep(
         words[0],
         space,
         overrides,
@@ -89,7 +89,6 @@ def command(
         cluster=cluster,
         gpus=gpus,
         out=out,
-        quiet=False,
     )
     click.echo(to_json(result.to_json(), ensure_ascii=False) if as_json else result.to_text())
     click.echo(f"wrote {result.path}", err=True)

@@ -19,18 +19,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from regard.api.line_prediction import LineOptions, PredictionCounts
 from regard.cluster.block_predictor import BlockRequest, BlockResponse, WorkerSettings
-from regard.cluster.job_folder import FAILURES, JobFolder, OutputFile, open_job_folder
+from regard.cluster.job_folder import FAILURES, OutputFile, open_job_folder, write_failures
 from regard.cluster.pools import InProcess, Pool, Worker, WorkerDied
 from regard.data.lines import STANDARD_INPUT, Line, display_name, open_texts
 from regard.errors import ConfigError, DataError, Interrupted, ResourceError
-from regard.formatting import open_lossy_stderr, quantity, short_path
+from regard.formatting import quantity, short_path
 from regard.regular_files import read_regular
+from regard.runs.events import CountDisplay
 from regard.runs.folder import RunFolder
 from regard.runs.stored_checkpoint import Checkpoint
 from regard.training.signals import StopRequest, stop_on_signals
@@ -379,7 +379,7 @@ class _Workers:
 class Job:
     """The files of a job, and its options."""
 
-    folder: JobFolder
+    folder: Path
     states: list[InputState]
     options: LineOptions
     block_lines: int = BLOCK_LINES
@@ -388,9 +388,9 @@ class Job:
     """The size of the blocks that have been read, but were finished before."""
 
     @classmethod
-    def open(cls, folder: JobFolder, inputs: Iterable[CorpusInput], options: LineOptions, **more: Any) -> "Job":
+    def open(cls, folder: Path, inputs: Iterable[CorpusInput], options: LineOptions, **more: Any) -> "Job":
         """Find out what is finished. Raise ConfigError if an output file exists that was not written by this job."""
-        states = [InputState(source, folder.open_file(source.name)) for source in inputs]
+        states = [InputState(source, OutputFile(folder, source.name)) for source in inputs]
         for state in states:
             _check_output(state)
         return cls(folder, states, options, **more)
@@ -473,7 +473,7 @@ def run_job(job: Job, pool: Pool, request: StopRequest) -> None:
     deaths = 0
     kinds: set[str] = set()
     try:
-        with ProgressDisplay(job, pool.size) as display:
+        with JobDisplay(job, pool.size) as display:
             while pending:
                 display.tick()
                 if request:
@@ -546,7 +546,7 @@ def predict_corpus(
                     request.deferred = True
                     run_job(job, pool, request)
         finally:
-            folder.write_failures(job.list_failures())
+            write_failures(folder, job.list_failures())
     return job
 
 
@@ -558,7 +558,7 @@ def _hash_model(folder: RunFolder, checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _store(task: Task, response: BlockResponse, display: "ProgressDisplay", kinds: set[str]) -> None:
+def _store(task: Task, response: BlockResponse, display: "JobDisplay", kinds: set[str]) -> None:
     """Store the output of a block if all its parts are there. Print the first note of each kind."""
     block = task.block
     for kind, note in response["notes"]:
@@ -586,7 +586,7 @@ def _check_deaths(deaths: int, limit: int, reason: str) -> None:
         )
 
 
-def _repeat(died: _Died, display: "ProgressDisplay") -> list[Task]:
+def _repeat(died: _Died, display: "JobDisplay") -> list[Task]:
     """Return what must be predicted again: the task, or its halves if two workers died at it. Return nothing if two
     workers died at a single line.
     """
@@ -620,33 +620,25 @@ def _describe_stop(job: Job, request: StopRequest) -> str:
 
 
 @final
-class ProgressDisplay:
+class JobDisplay:
     """Shows the progress of a job on stderr: a progress bar on a terminal, lines of text elsewhere."""
 
     def __init__(self, job: Job, workers: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self._job = job
+        self._job, self._display = job, CountDisplay(None)
         self._total = sum(version[0] for state in job.unfinished if (version := state.source.version))
-        self._console = Console(file=open_lossy_stderr(), highlight=False)
-        columns = (TextColumn("{task.percentage:>3.0f}%"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}"))
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("predicting", total=self._total or None, status="")
         self._lines = self._bytes = 0
         self._started = self._printed = time.monotonic()
-        files = quantity(len(job.unfinished), "file")
-        self.print(f"Predicting {files} with {quantity(workers, 'worker')}.")
+        self.print(f"Predicting {quantity(len(job.unfinished), 'file')} with {quantity(workers, 'worker')}.")
 
-    def __enter__(self) -> "ProgressDisplay":
-        self._bar.start()
+    def __enter__(self) -> "JobDisplay":
+        self._display.start(self._total)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._display.stop()
 
     def print(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._display.print(text)
 
     def add(self, lines: int, size: int) -> None:
         """Add a block that has been finished."""
@@ -655,14 +647,11 @@ class ProgressDisplay:
 
     def tick(self) -> None:
         """Update what is displayed."""
-        now = time.monotonic()
-        seconds = max(now - self._started, 1e-9)
-        left = max(0, self._total - self._job.skipped_bytes - self._bytes)
-        status = f"{quantity(self._lines, 'line')}  {self._lines / seconds:,.0f} lines/s"
-        if self._bytes:
-            status += f"  {timedelta(seconds=int(seconds * left / self._bytes))} left"
-        self._bar.update(self._task, completed=self._job.skipped_bytes + self._bytes, status=status)
-        if not self._console.is_terminal and now - self._printed >= _SECONDS_PER_LINE:
+        now, skipped = time.monotonic(), self._job.skipped_bytes
+        status = f"{quantity(self._lines, 'line')}  {self._lines / max(now - self._started, 1e-9):,.0f} lines/s"
+        shows_bar = self._display.update(completed=skipped + self._bytes, status=status)
+        if not shows_bar and now - self._printed >= _SECONDS_PER_LINE:
             self._printed = now
-            share = (self._job.skipped_bytes + self._bytes) / self._total if self._total else 0.0
-            self.print(f"{share:.0%}  {status}")
+            share = (skipped + self._bytes) / self._total if self._total else 0.0
+            left = f"  {self._display.estimate_left(self._bytes, self._total - skipped)}" if self._bytes else ""
+            self.print(f"{share:.0%}  {status}{left}")

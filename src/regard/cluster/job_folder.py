@@ -13,7 +13,6 @@ import gzip
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, final
 
@@ -156,33 +155,21 @@ class OutputFile:
             self._open_files = None
 
 
-@final
-@dataclass(frozen=True)
-class JobFolder:
-    """The output folder of a job. It is locked while it is open."""
-
-    path: Path
-
-    def open_file(self, name: str) -> OutputFile:
-        return OutputFile(self.path, name)
-
-    def write_failures(self, failures: Iterable[Mapping[str, Any]]) -> int:
-        """Write the list of failures, and return their number. Without failures, there is no file."""
-        count = 0
-        draft = self.path / WORK / FAILURES
-        with open(draft, "wb") as file:
-            for count, failure in enumerate(failures, start=1):  # noqa: B007 - the number of the last one is returned
-                file.write(f"{to_json(failure, ensure_ascii=False)}\n".encode())
-        if count:
-            os.replace(draft, self.path / FAILURES)
-        else:
-            draft.unlink()
-            (self.path / FAILURES).unlink(missing_ok=True)
-        return count
+def write_failures(folder: Path, failures: Iterable[Mapping[str, Any]]) -> None:
+    """Write the list of failures. Without failures, there is no file."""
+    draft = folder / WORK / FAILURES
+    with open(draft, "wb") as file:
+        file.writelines(f"{to_json(failure, ensure_ascii=False)}\n".encode() for failure in failures)
+        is_empty = not file.tell()
+    if is_empty:
+        draft.unlink()
+        (folder / FAILURES).unlink(missing_ok=True)
+    else:
+        os.replace(draft, folder / FAILURES)
 
 
 @contextmanager
-def open_job_folder(path: Path, identity: Mapping[str, Any]) -> Iterator[JobFolder]:
+def open_job_folder(path: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """Create or open the output folder of a job, and lock it.
 
     Raise ConfigError if it cannot be written to, or if it was started with another identity; RunInUseError if another
@@ -206,7 +193,7 @@ def open_job_folder(path: Path, identity: Mapping[str, Any]) -> Iterator[JobFold
         ) from None
     try:
         _check_identity(path, identity)
-        yield JobFolder(path)
+        yield path
     finally:
         lock.release()
 

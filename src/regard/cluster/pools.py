@@ -42,10 +42,8 @@ class Worker(ABC):
 class Pool(ABC):
     """Starts workers."""
 
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The maximum number of workers."""
+    size: int
+    """The maximum number of workers."""
 
     @abstractmethod
     def start(self, index: int) -> Worker:
@@ -69,11 +67,7 @@ class InProcess(Pool):
     """One worker in this process."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-
-    @property
-    def size(self) -> int:
-        return 1
+        self._settings, self.size = settings, 1
 
     def start(self, index: int) -> Worker:
         del index
@@ -106,12 +100,8 @@ class LocalProcesses(Pool):
     """Processes of this machine, which share its cores and its GPUs."""
 
     def __init__(self, settings: WorkerSettings, size: int) -> None:
-        self._size = size
         self._settings = settings.model_copy(update={"threads": max(1, usable_threads() // size)})
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.size = size
 
     def start(self, index: int) -> Worker:
         return _ProcessWorker(self._settings.model_copy(update={"index": index}))

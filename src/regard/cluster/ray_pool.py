@@ -186,17 +186,13 @@ class RayPool(Pool):
             gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
             if not gpus and not cpus:
                 raise ConfigError(f"--cluster {address}: the cluster has neither CPUs nor GPUs.")
-            self._size = size or gpus or cpus
+            self.size = size or gpus or cpus
             self._options = {"num_cpus": 1, "num_gpus": 1 if gpus else 0, "max_restarts": 0, "max_task_retries": 0}
             self._settings = settings.model_copy(update={"threads": None if gpus else 1})
             self._archive = ray.put(pack_models(settings))
         except BaseException:
             ray.shutdown()
             raise
-
-    @property
-    def size(self) -> int:
-        return self._size
 
     def start(self, index: int) -> Worker:
         del index  # Ray assigns the GPUs

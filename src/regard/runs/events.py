@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -121,30 +122,27 @@ def _is_event(value: Any) -> bool:
 
 @final
 class CountDisplay:
-    """Texts on stderr and, on a terminal, a progress bar that counts units such as steps.
+    """Texts on stderr and, on a terminal, a progress bar.
 
     Args:
-        unit: What is counted.
+        unit: What is counted, such as steps; None to show a percentage.
         quiet: Whether to print nothing.
     """
 
-    def __init__(self, unit: str, *, quiet: bool = False) -> None:
+    def __init__(self, unit: str | None, *, quiet: bool = False) -> None:
         self._console = Console(file=open_lossy_stderr(), highlight=False, quiet=quiet)
-        self._unit = unit
+        self._count = f"{unit} {{task.completed:,.0f}}/{{task.total:,.0f}}" if unit else "{task.percentage:>3.0f}%"
         self._shows_bar = self._console.is_terminal and not quiet
         self._bar: Progress | None = None
+        self._started = (time.monotonic(), 0)
 
-    def start(self, total: int, done: int) -> None:
+    def start(self, total: int, done: int = 0) -> None:
         """Show the bar, at `done` of `total` units."""
+        self._started = (time.monotonic(), done)
         if self._shows_bar:
-            self._bar = Progress(
-                TextColumn(f"{self._unit} {{task.completed:,.0f}}/{{task.total:,.0f}}"),
-                BarColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._task: TaskID = self._bar.add_task(self._unit, total=total, completed=done, status="")
+            columns = TextColumn(self._count), BarColumn(), TextColumn("{task.fields[status]}")
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._task: TaskID = self._bar.add_task("", total=total or None, completed=done, status="")
             self._bar.start()
 
     def stop(self) -> None:
@@ -160,6 +158,12 @@ class CountDisplay:
             self._bar.update(self._task, **fields)
         return self._bar is not None
 
+    def estimate_left(self, done: int, total: int) -> str:
+        """Return the time until all units are done, at the average speed since the start."""
+        started, before = self._started
+        seconds = (time.monotonic() - started) / max(1, done - before) * max(0, total - done)
+        return f"{timedelta(seconds=int(seconds))} left"
+
 
 class ProgressDisplay(Callback):
     """Shows the progress of training on stderr: a progress bar on a terminal, lines of text elsewhere.
@@ -173,11 +177,9 @@ class ProgressDisplay(Callback):
     def __init__(self, metric: Metric, log_every: int, *, quiet: bool = False) -> None:
         self._display = CountDisplay("step", quiet=quiet)
         self._metric, self._log_every = metric, log_every
-        self._started = (time.monotonic(), 0)
 
     def start(self, steps: int, done: int) -> None:
         """Start at step `done` of `steps`."""
-        self._started = (time.monotonic(), done)
         self._display.start(steps, done)
 
     def __enter__(self) -> Self:
@@ -194,7 +196,8 @@ class ProgressDisplay(Callback):
             return
         status = f"loss {info.loss:.4f}  {info.tokens_per_second:,.0f} tokens/s"
         if not self._display.update(completed=info.step, status=status):
-            self.print(f"step {info.step:,}/{info.steps:,}  {status}  {self._time_left(info)}")
+            left = self._display.estimate_left(info.step, info.steps)
+            self.print(f"step {info.step:,}/{info.steps:,}  {status}  {left}")
 
     def on_validation(self, info: ValidationInfo) -> None:
         mark = ", the best so far" if info.best else ""
@@ -202,8 +205,3 @@ class ProgressDisplay(Callback):
 
     def on_schedule(self, info: ScheduleInfo) -> None:
         self._display.update(total=info.steps)
-
-    def _time_left(self, info: StepInfo) -> str:
-        started, done = self._started
-        seconds = (time.monotonic() - started) / max(1, info.step - done) * (info.steps - info.step)
-        return f"{int(seconds // 60)}:{int(seconds % 60):02d} left"

@@ -141,7 +141,7 @@ def summarize(state: SweepState, report: Callable[["System"], None]) -> Sweep:
 def _list_trials(state: SweepState) -> list[Trial]:
     """Return the finalists by their mean over seeds, then the others by their search, then those that failed."""
     finalists = state.rank(state.finalists, state.seeds)
-    searched = state.seeds if state.plan.trials is None else [state.search_seed]
+    searched = state.ranking_seeds
     others = [trial for trial in state.rank(state.distinct, searched) if trial not in finalists]
     failed = [trial for trial in state.distinct if trial not in {*finalists, *others}]
     listed = [_summarize_trial(state, trial, state.seeds) for trial in finalists]
@@ -252,7 +252,7 @@ def _trial_to_json(trial: Trial) -> dict[str, Any]:
 
 def _collect_points(state: SweepState) -> list[Point]:
     """Return each trial with a result, in the order of numbers. A value is a number, or text."""
-    seeds = state.seeds if state.plan.trials is None else [state.search_seed]
+    seeds = state.ranking_seeds
     short = shorten_keys(list(state.plan.space.dimensions))
     points = []
     for trial in sorted(state.rank(state.distinct, seeds)):

@@ -40,10 +40,6 @@ class Choices:
 
         return CategoricalDistribution(tuple(self.values))
 
-    def value(self, parameter: Any) -> Any:
-        """Return the value of a parameter of Optuna."""
-        return self.values[parameter]
-
     @property
     def probes(self) -> list[Any]:
         """The values to validate."""
@@ -76,10 +72,6 @@ class Range:
         if self.integer:
             return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    def value(self, parameter: Any) -> Any:
-        """Return the value of a parameter of Optuna."""
-        return parameter
 
     def round(self, number: float) -> float:
         """Return a number with four significant digits, unless it is a multiple of a step."""
@@ -134,7 +126,10 @@ class SearchSpace:
 
     def values(self, parameters: Mapping[str, Any]) -> Values:
         """Return the values of the settings for parameters of Optuna."""
-        return {key: dimension.value(parameters[key]) for key, dimension in self.dimensions.items()}
+        return {
+            key: dimension.values[parameters[key]] if isinstance(dimension, Choices) else parameters[key]
+            for key, dimension in self.dimensions.items()
+        }
 
     def describe(self, parameters: Mapping[str, Any]) -> dict[str, str]:
         """Return each value as text."""

@@ -173,6 +173,11 @@ class SweepState:
         return list(range(first, first + self.plan.seeds))
 
     @property
+    def ranking_seeds(self) -> list[int]:
+        """The seeds with which all trials are trained, and ranked: those of a grid, or the seed of a search."""
+        return self.seeds if self.plan.trials is None else [self.search_seed]
+
+    @property
     def distinct(self) -> list[int]:
         """The numbers of the trials, without those that repeat the values of an earlier one."""
         return [number for number in range(len(self.parameters)) if self._first(number) == number]
@@ -216,11 +221,8 @@ class SweepState:
     @property
     def finalists(self) -> list[int]:
         """The trials that are compared on the test set: all of a grid, or the best of a search by its validations."""
-        if self.plan.trials is None:
-            ranked = self.rank(self.distinct, self.seeds)
-            return ranked if self.plan.finalists is None else ranked[: self.plan.finalists]
-        ranked = self.rank(self.distinct, [self.search_seed])
-        return ranked[: self.plan.finalists or FINALISTS]
+        ranked = self.rank(self.distinct, self.ranking_seeds)
+        return ranked[: self.plan.finalists or (None if self.plan.trials is None else FINALISTS)]
 
     def rank(self, trials: Sequence[int], seeds: Sequence[int]) -> list[int]:
         """Return the trials that have a result, best first: by the mean of the metric over seeds, then by the loss. A
@@ -338,7 +340,7 @@ class SweepState:
         """Report results to the study in the journal, for the tools of Optuna."""
         from optuna.trial import TrialState
 
-        seeds = self.seeds if self.plan.trials is None else [self.search_seed]
+        seeds = self.ranking_seeds
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             outcomes = list(self.outcomes(trial.number, seeds).values())
             if len(outcomes) < len(seeds):
@@ -357,9 +359,8 @@ class SweepState:
         """
         import optuna
 
-        seeds = self.seeds if self.plan.trials is None else [self.search_seed]
-        trials = self.rank(range(len(self.parameters)), seeds)
-        means = {trial: self.mean(trial, seeds) for trial in trials}
+        trials = self.rank(range(len(self.parameters)), self.ranking_seeds)
+        means = {trial: self.mean(trial, self.ranking_seeds) for trial in trials}
         if len(trials) < 4 or len(set(means.values())) < 2 or len(self.plan.space.dimensions) < 2:
             return {}
         study = optuna.create_study(direction=_direction(self.metric))

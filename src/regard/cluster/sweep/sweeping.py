@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from regard.arguments import check_flag, check_integer, check_type
 from regard.cluster.sweep.results import Sweep, summarize
-from regard.cluster.sweep.space import SearchSpace, Values, parse_mapping
+from regard.cluster.sweep.space import SearchSpace, parse_mapping
 from regard.cluster.sweep.study import FINALISTS, Plan, SweepState, make_plan, open_sweep
 from regard.cluster.sweep.workers import (
     SweepDisplay,
     choose_environments,
-    describe_workers,
     run_in_process,
     run_in_processes,
 )
@@ -32,7 +31,7 @@ _MAX_REASONS = 3
 
 def sweep(
     config: str | Path | Mapping[str, Any],
-    space: Mapping[str, Any],
+    space: Mapping[str, Any] | SearchSpace,
     overrides: Mapping[str, Any] | None = None,
     *,
     trials: int | None = None,
@@ -91,7 +90,7 @@ def sweep(
     >>> result.best.values
     """
     import_plugins(imports)
-    check_type("space", space, Mapping, "a mapping of settings to choices or ranges")
+    check_type("space", space, Mapping | SearchSpace, "a mapping of settings to choices or ranges")
     for name, count in {"trials": trials, "seeds": seeds, "finalists": finalists, "workers": workers}.items():
         if count is not None:
             check_integer(name, count)
@@ -103,50 +102,32 @@ def sweep(
         raise ArgumentTypeError(
             f"config must be a preset, a path or a mapping of settings, not {type(config).__name__}."
         )
-    return run_sweep(
-        config,
-        parse_mapping(space),
-        check_overrides({} if overrides is None else overrides),
-        trials=trials,
-        seeds=seeds,
-        finalists=finalists,
-        prune=check_flag("prune", prune),
-        workers=workers,
-        cluster=cluster,
-        gpus=gpus,
-        out=out,
-        quiet=check_flag("quiet", quiet),
-    )
-
-
-def run_sweep(
-    config: str | Path | Mapping[str, Any],
-    space: SearchSpace,
-    overrides: Values,
-    *,
-    trials: int | None,
-    seeds: int,
-    finalists: int | None,
-    prune: bool,
-    workers: int | None,
-    cluster: str | None,
-    gpus: float | None,
-    out: str | Path | None,
-    quiet: bool,
-) -> Sweep:
-    """Run a sweep; see `sweep`."""
     if find_spec("optuna") is None:
         raise ConfigError(
             "A sweep requires the package optuna, which is not installed. Run pip install 'regard[sweep]'."
         )
     source, folder = _locate(config, out)
-    plan = make_plan(source, overrides, space, trials=trials, seeds=seeds, finalists=finalists, prune=prune)
+    plan = make_plan(
+        source,
+        check_overrides({} if overrides is None else overrides),
+        space if isinstance(space, SearchSpace) else parse_mapping(space),
+        trials=trials,
+        seeds=seeds,
+        finalists=finalists,
+        prune=check_flag("prune", prune),
+    )
     with _open_cluster(cluster, plan, gpus) as resources:
         concurrency = workers or (1 if resources is None else resources.slots)
-        with open_sweep(plan, folder, concurrency) as state, SweepDisplay(state, quiet=quiet) as display:
+        with (
+            open_sweep(plan, folder, concurrency) as state,
+            SweepDisplay(state, quiet=check_flag("quiet", quiet)) as display,
+        ):
             display.print(_describe_start(state))
             if plan.trials is not None and concurrency > state.lag:
-                display.print(describe_workers(concurrency, state.lag))
+                display.print(
+                    f"This search was started with {quantity(state.lag, 'worker')}. Its proposals depend on this "
+                    f"number, so it uses {state.lag} of {concurrency} workers."
+                )
             if resources is not None:
                 from regard.cluster.sweep.tune import run_on_cluster
 

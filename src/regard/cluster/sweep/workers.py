@@ -20,7 +20,7 @@ from regard.cluster.sweep.study import Job, Outcome, Run, SweepState
 from regard.config import resolve
 from regard.errors import Interrupted, RegardError, ResourceError, RunInUseError, is_disk_failure
 from regard.evaluation.settings import Metric
-from regard.formatting import quantity, shorten
+from regard.formatting import shorten
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback, ValidationInfo
 from regard.runs.events import CountDisplay, read_events
@@ -108,7 +108,7 @@ class SweepDisplay:
 
     def __init__(self, state: SweepState, *, quiet: bool = False) -> None:
         self._display = CountDisplay("run", quiet=quiet)
-        self._state, self._started, self._trained = state, time.monotonic(), 0
+        self._state = state
 
     def __enter__(self) -> Self:
         self._display.start(self._state.planned, self._state.done)
@@ -123,7 +123,6 @@ class SweepDisplay:
     def record(self, run: Run, outcome: Outcome) -> None:
         """Show the outcome of a run, the best trial so far, and the time that is left."""
         state, metric = self._state, self._state.metric
-        self._trained += 1
         values = state.plan.space.describe(state.parameters[run.trial])
         what = ", ".join(f"{key}={value}" for key, value in values.items())
         if outcome.best is not None:
@@ -135,18 +134,15 @@ class SweepDisplay:
         if self._display.update(total=state.planned, completed=state.done, status=best):
             self.print(line)
         else:
-            self.print(f"run {state.done:,}/{state.planned:,}: {line}; {best}{self._time_left()} left")
+            left = self._display.estimate_left(state.done, state.planned)
+            self.print(f"run {state.done:,}/{state.planned:,}: {line}; {best}{left}")
 
     def _describe_best(self) -> str:
         state = self._state
-        seeds = state.seeds if state.plan.trials is None else [state.search_seed]
-        ranked = state.rank(state.distinct, seeds)
-        return f"best: trial {ranked[0]}, {state.metric.format(state.mean(ranked[0], seeds))}; " if ranked else ""
-
-    def _time_left(self) -> str:
-        remaining = max(0, self._state.planned - self._state.done)
-        seconds = (time.monotonic() - self._started) / self._trained * remaining
-        return f"{int(seconds // 3600)}:{int(seconds // 60 % 60):02d}:{int(seconds % 60):02d}"
+        ranked = state.rank(state.distinct, state.ranking_seeds)
+        if not ranked:
+            return ""
+        return f"best: trial {ranked[0]}, {state.metric.format(state.mean(ranked[0], state.ranking_seeds))}; "
 
 
 def run_in_process(state: SweepState, display: SweepDisplay) -> None:
@@ -274,11 +270,3 @@ def choose_environments(workers: int, threads: int, gpus: int) -> list[dict[str,
         gpu = {"CUDA_VISIBLE_DEVICES": names[slot % len(names)]} if names else {}
         environments.append({"OMP_NUM_THREADS": str(threads), **gpu})
     return environments
-
-
-def describe_workers(workers: int, lag: int) -> str:
-    """Explain that a search with more workers than it was started with does not use all of them."""
-    return (
-        f"This search was started with {quantity(lag, 'worker')}. Its proposals depend on this number, so it uses "
-        f"{lag} of {workers} workers."
-    )
