@@ -17,9 +17,9 @@ from regard.cluster.ray_pool import Node, check_nodes, connect
 from regard.errors import ConfigError
 from regard.runs.folder import RunFolder
 from regard.version import __version__
-from tests_command import HANG, Result, run_fresh
+from tests_command import HANG, Result, run_preloaded
 
-LINES, BLOCK = 6_000, 50
+LINES, BLOCK = 3_000, 50
 
 POISON = """
 import os, signal
@@ -54,7 +54,7 @@ class Corpus(NamedTuple):
         )
 
     def finish(self, *options: str) -> Result:
-        return run_fresh([*self.command, *options], b"", self.folder, HANG)
+        return run_preloaded([*self.command, *options], b"", self.folder, HANG)
 
     def read_index(self) -> list[dict[str, Any]]:
         """Return the lines of the index."""
@@ -77,13 +77,22 @@ class Corpus(NamedTuple):
         assert sorted(block["number"] for block in blocks) == list(range(LINES // BLOCK))
 
 
+SOURCES = "".join(f"{number % 28 + 1} mai {1000 + number}\n" for number in range(LINES))
+
+
+@pytest.fixture(scope="module")
+def expected(small_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The predictions of one process."""
+    done = run_preloaded(["predict", str(small_run.path)], SOURCES.encode(), tmp_path_factory.mktemp("plain"), HANG)
+    assert done.stdout.count("\n") == LINES
+    return done.stdout
+
+
 @pytest.fixture
-def corpus(small_run: RunFolder, tmp_path: Path) -> Corpus:
-    lines = [f"{number % 28 + 1} mai {1000 + number}" for number in range(LINES)]
-    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in lines))
-    plain = run_fresh(["predict", str(small_run.path)], (tmp_path / "a.txt").read_bytes(), tmp_path, HANG)
+def corpus(small_run: RunFolder, tmp_path: Path, expected: str) -> Corpus:
+    (tmp_path / "a.txt").write_text(SOURCES)
     job = ["predict", str(small_run.path), "--input", "a.txt", "--output", "out", "--block-lines", str(BLOCK)]
-    return Corpus(tmp_path, plain.stdout, job)
+    return Corpus(tmp_path, expected, job)
 
 
 def find_workers(process: "subprocess.Popen[str]") -> list[int]:
@@ -134,7 +143,7 @@ def test_the_line_that_kills_its_worker_is_found(corpus: Corpus) -> None:
     lines[77] = "poison"
     (corpus.folder / "a.txt").write_text("".join(f"{line}\n" for line in lines))
     (corpus.folder / "plugin.py").write_text(POISON)
-    done = corpus.finish("--workers", "1", "--import", "plugin.py", "--block-lines", "8")
+    done = corpus.finish("--workers", "1", "--import", "plugin.py", "--block-lines", "4")
     assert done.returncode == 1, done.stderr
     expected = corpus.expected.splitlines()[:100]
     expected[77] = ""
