@@ -17,7 +17,7 @@ from regard.data.batching import Batch
 from regard.models.seq2seq import Seq2Seq
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
-from regard.training import loop
+from regard.training import distributed, loop
 from regard.training.distributed import assign_shares
 from regard.training.objective import Objective
 from regard.training.ranks import get_rank
@@ -73,12 +73,16 @@ def test_the_ranks_share_all_rows_of_all_batches_equally(ranks: int, accumulate:
     assert len({len(rank) for rank in shares}) == 1
 
 
+def use_small_buckets() -> None:
+    distributed._BUCKET_BYTES = 1_000
+
+
 def test_two_ranks_equal_one_process_bit_for_bit_and_resume_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulated: dict[str, Any] = {**STEPS, **TOKENS, **RANDOM, "training.accumulate": 2, "training.ema_decay": 0.9}
     regard.train("dates", accumulated, out=tmp_path / "one", quiet=True)
     with stop_at(13, monkeypatch):
         regard.train("dates", accumulated, out=tmp_path / "resumed", quiet=True)
-    train_with_ranks(2, [Case("dates", accumulated, tmp_path / name) for name in ("two", "resumed")])
+    train_with_ranks(2, [Case("dates", accumulated, tmp_path / name) for name in ("two", "resumed")], use_small_buckets)
     assert_identical(tmp_path / "two", tmp_path / "one")
     assert losses(tmp_path / "two") == losses(tmp_path / "one")
     # With accumulation, each rank computes one of the batches that one process computes one after the other.
