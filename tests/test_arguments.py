@@ -276,7 +276,7 @@ USING: list[Misuse] = [
     (lambda _: API.load(None), TYPE, "path must be the path of a run folder, not NoneType"),
     (lambda _: API.load("runs", 3), TYPE, "path must be the path of a run folder, not int"),
     (lambda _: API.load("runs", device=3), TYPE, r"device must be a name .*, not int"),
-    (lambda _: API.load("runs", dtype="int8"), VALUE, "dtype=int8: not a supported dtype"),
+    (lambda _: API.load("runs", dtype="int16"), VALUE, "dtype=int16: not a supported dtype"),
     (lambda _: API.choose([("a", "b")]), TYPE, "data must be a mapping of settings, .*, not list"),
     (lambda _: API.choose({}), VALUE, "the setting 'train' is required"),
     (lambda _: API.choose({"train": 3}), VALUE, "train = 3"),

@@ -106,15 +106,17 @@ def check_device(device: str | torch.device, argument: str = "device") -> torch.
     return parsed
 
 
-def check_dtype(dtype: str | torch.dtype, argument: str = "dtype") -> torch.dtype:
-    """Return the floating-point dtype."""
+def check_dtype(dtype: str | torch.dtype, argument: str = "dtype", *, or_int8: bool = False) -> torch.dtype:
+    """Return the floating-point dtype. With `or_int8`, it can also be int8."""
     check_type(argument, dtype, str | torch.dtype, "a torch.dtype or its name ('float32')")
     name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
+    available = DTYPES | ({"int8": torch.int8} if or_int8 else {})
+    if name not in available:
         raise ConfigError(
-            f"{argument}={name}: not a supported dtype.{did_you_mean(name, DTYPES)} Available: {', '.join(DTYPES)}."
+            f"{argument}={name}: not a supported dtype.{did_you_mean(name, available)} Available: "
+            f"{', '.join(available)}."
         )
-    return DTYPES[name]
+    return available[name]
 
 
 def check_tensors(**arguments: object) -> None:

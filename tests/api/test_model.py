@@ -1,5 +1,6 @@
 """A loaded model: its device and type, its mode, and the options of predictions."""
 
+import datetime
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -8,9 +9,11 @@ import torch
 
 import regard
 from regard.decoding.settings import PredictionOptions, SearchOptions, SearchSettings
+from regard.ops import int8
 from regard.runs.folder import RunFolder
 
 SOURCES = ["3 mai 2009", "May 3, 2009", "2009年5月3日", ""]
+DATES = [datetime.date(1990 + index, 1 + index % 12, 1 + index) for index in range(20)]
 TARGETS = ["2009-05-03", "2009-05-03", "2010-01-01", "1"]
 
 
@@ -56,15 +59,48 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 
 
+def test_int8_is_undone_by_another_type(model: regard.Model) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install 'regard[export]'")
+    before = model.predict(SOURCES)
+    assert model.to(dtype="int8").dtype == torch.int8
+    assert "int8" in repr(model)
+    assert model.to("cpu").to().dtype == torch.int8
+    assert model.to(dtype="float32").dtype == torch.float32
+    assert [each.score for each in model.predict(SOURCES)] == [each.score for each in before]
+    assert model.to(dtype=torch.int8).to(dtype="float64").dtype == torch.float64
+
+
+def test_most_predictions_are_the_same_in_int8(small_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install 'regard[export]'")
+    monkeypatch.setattr(int8, "MIN_SIZE", 1)
+    sources = [date.strftime(pattern) for date in DATES for pattern in ("%d.%m.%Y", "%B %d, %Y")]
+    exact, rounded = (
+        regard.load(small_run.path, device="cpu", dtype=dtype).predict(sources, attention=False)
+        for dtype in ("float32", "int8")
+    )
+    same = sum(first.text == second.text for first, second in zip(exact, rounded, strict=True))
+    assert same >= 0.8 * len(sources)
+    assert [each.score for each in exact] != [each.score for each in rounded]
+    model = regard.load(small_run.path, device="cpu")
+    requested = model.predict(sources, attention=False, precision="int8")
+    assert [each.score for each in requested] == [each.score for each in rounded]
+    assert [each.score for each in model.predict(sources, attention=False)] == [each.score for each in exact]
+
+
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-def test_predictions_work_in_every_type(model: regard.Model, dtype: str, search: dict[str, Any]) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16", "int8"])
+def test_predictions_work_in_every_type(
+    model: regard.Model, dtype: str, search: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == "int8":
+        pytest.importorskip("onnxruntime", reason="pip install 'regard[export]'")
+        monkeypatch.setattr(int8, "MIN_SIZE", 1)
     for prediction in model.to(dtype=dtype).predict(SOURCES, **search):
         assert np.isfinite(prediction.score)
         weights = prediction.attention
         assert weights is not None
         assert weights.dtype == np.float32
-        tolerance = 1e-5 if dtype == "float64" else 0.02
+        tolerance = 1e-5 if dtype in ("float64", "int8") else 0.02
         np.testing.assert_allclose(weights.sum(-1), np.ones(len(weights)) * bool(prediction.source), atol=tolerance)
 
 

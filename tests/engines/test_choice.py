@@ -10,6 +10,7 @@ import regard
 from regard.cli.verbs import regard as command
 from regard.decoding.engine import Request
 from regard.decoding.settings import SearchSettings
+from regard.ops import int8
 from tests_marian import make_pairs
 
 pytest.importorskip("ctranslate2", reason="ctranslate2 is missing; install it with: pip install -e '.[test]'")
@@ -30,12 +31,16 @@ def test_the_fastest_engine_with_the_same_output_is_the_default(post_norm: regar
     assert choose(post_norm, search={"beam": 5}, precision="int8") == "ct2"
 
 
-def test_a_model_that_ctranslate2_cannot_express_is_predicted_with_torch(small_run: Any) -> None:
+def test_a_model_that_ctranslate2_cannot_express_is_predicted_with_torch(
+    small_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = regard.load(small_run.path)
     assert choose(model) == "torch"
     with pytest.raises(regard.ConfigError, match=r"The engine ct2 cannot be used: a model of the kind \w+ is not a"):
         model.predict("3 mai 2009", attention=False, engine="ct2")
-    with pytest.raises(regard.ConfigError, match=r"No engine can be used.*ct2:.*torch:"):
+    assert choose(model, precision="int8") == "torch"
+    monkeypatch.setattr(int8, "find_spec", lambda _: None)
+    with pytest.raises(regard.ConfigError, match=r"No engine can be used.*ct2:.*torch: int8 requires onnx and"):
         model.predict("3 mai 2009", attention=False, engine="auto", precision="int8")
 
 

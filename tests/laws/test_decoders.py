@@ -19,6 +19,7 @@ from regard.data.batching import pad
 from regard.models.contracts import Tokens, reorder
 from regard.models.recurrent import FixedDecoder
 from regard.models.seq2seq import Seq2Seq, build_model
+from regard.ops import int8
 from regard.recurrent.settings import VARIANTS
 from tests_shared import ModelOnly, thin
 
@@ -174,6 +175,16 @@ def test_a_row_gives_the_same_logits_alone_and_in_a_batch(model: Seq2Seq) -> Non
     for row, length in enumerate(SOURCE.lengths_B.tolist()):
         alone = Tokens(SOURCE.tokens_BT[row : row + 1, : max(1, length)], SOURCE.lengths_B[row : row + 1])
         torch.testing.assert_close(model(alone, TOKENS[row : row + 1]).logits_BTV, batched[row : row + 1])
+
+
+@torch.inference_mode()
+def test_int8_changes_the_logits_by_rounding_only(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install 'regard[export]'")
+    monkeypatch.setattr(int8, "MIN_SIZE", 1)
+    expected = logits(model.float())
+    int8.quantize_weights(model)
+    error = logits(model) - expected
+    assert 0 < float(error.norm() / expected.norm()) < 0.05
 
 
 def test_tokens_in_the_padding_have_no_effect(model: Seq2Seq) -> None:

@@ -63,6 +63,7 @@ from regard.inspection.prediction import Prediction
 from regard.inspection.trace.trace import Trace, compare_predictions
 from regard.models.ensemble import ensemble
 from regard.models.seq2seq import Seq2Seq
+from regard.ops.int8 import find_int8_obstacle, has_int8_weights, quantize_weights, restore_weights
 from regard.registry import import_plugins
 from regard.runs import checkpoints
 from regard.runs.folder import RunFolder, open_models
@@ -197,27 +198,38 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.predictor.dtype
+        """The dtype of the weights. It is int8 if matrix products are computed in int8."""
+        return torch.int8 if has_int8_weights(self.network) else self.predictor.dtype
 
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
-        """Move the model to a device, convert it to a floating-point dtype, or both, like `torch.nn.Module.to`.
+        """Move the model to a device, convert it to a dtype, or both, like `torch.nn.Module.to`.
+
+        With dtype int8, matrix products are computed in int8, on a CPU; all other operations stay float32. There are
+        no gradients, and later changes to the weights have no effect. Another dtype undoes this.
 
         Args:
             device: "cpu", "cuda", "cuda:1" or a `torch.device`. By default, unchanged.
-            dtype: "float32", "float64", "bfloat16", "float16" or a `torch.dtype`. By default, unchanged.
+            dtype: "float32", "float64", "bfloat16", "float16", "int8" or a `torch.dtype`. By default, unchanged.
 
         Returns:
             The model itself.
 
         Raises:
-            ConfigError: The device or the dtype is not supported.
+            ConfigError: The device or the dtype is not supported, or int8 requires packages that are not installed.
             ArgumentTypeError: An argument has the wrong type.
 
         >>> model.to("cpu").to(dtype="float64").predict("3 mai 2009")
         """
         place = None if device is None else check_device(device)
-        kind = None if dtype is None else check_dtype(dtype)
+        kind = None if dtype is None else check_dtype(dtype, or_int8=True)
+        if torch.int8 in (kind, self.dtype) and kind in (None, torch.int8):
+            obstacle = find_int8_obstacle(place or self.device)
+            if obstacle is not None:
+                raise ConfigError(obstacle)
+            self.network.to(place, torch.float32)
+            quantize_weights(self.network)
+            return self
+        restore_weights(self.network)
         self.network.to(device=place, dtype=kind)
         return self
 
@@ -288,7 +300,7 @@ class Model:
                 depends on the seed and the index of its text, and not on `batch_size` or the other texts.
             engine: What computes the predictions: "torch", "ct2" (CTranslate2), or "auto" for the fastest with the same
                 output. All but torch need `attention=False`.
-            precision: "float32", or "int8" for quantized weights.
+            precision: "float32", or "int8" for quantized weights: with torch, of matrix products on a CPU.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
                 and constraints. A prediction starts with `prefix`, contains the phrases in `must_contain`, and does not
                 contain the phrases in `banned`. For a list of texts, `prefix` and `must_contain` are lists with an item
@@ -661,8 +673,8 @@ def load(
         path: A run folder. Its best checkpoint is loaded.
         others: More run folders. The ensemble averages the probabilities that its models predict.
         device: "cpu", "cuda", "cuda:1" or a `torch.device`; by default the GPU if there is one, else the CPU.
-        dtype: The dtype of weights and computation: "float32" (the default), "float64", "bfloat16", "float16" or a
-            `torch.dtype`.
+        dtype: The dtype of weights and computation: "float32" (the default), "float64", "bfloat16", "float16", "int8"
+            or a `torch.dtype`. With int8, only matrix products are computed in int8, on a CPU.
         imports: Plugins to import: modules or .py files that register parts of the model. A model folder never imports
             code by itself.
         accept_changes: Whether to load a model even if its config.yaml or tokenizers have been edited in a way that
@@ -673,7 +685,7 @@ def load(
 
     Raises:
         ModelError: There is no model at a path, or it is damaged or edited, or the models of an ensemble do not match.
-        ConfigError: The device or the dtype is not supported.
+        ConfigError: The device or the dtype is not supported, or int8 requires packages that are not installed.
         ArgumentTypeError: An argument has the wrong type.
 
     >>> model = regard.load("runs/dates")
@@ -684,7 +696,7 @@ def load(
     for model in (path, *others):
         check_type("path", model, str | Path, "the path of a run folder")
     place = check_device("auto" if device is None else device)
-    kind = None if dtype is None else check_dtype(dtype)
+    kind = None if dtype is None else check_dtype(dtype, or_int8=True)
     opened = open_models(path, *others, accept_changes=check_flag("accept_changes", accept_changes))
     return Model.from_checkpoints(opened, place).to(dtype=kind)
 

@@ -39,6 +39,7 @@ from regard.errors import ModelError
 from regard.models.contracts import Source
 from regard.models.seq2seq import Seq2Seq
 from regard.ops.hooks import mark_recorded
+from regard.ops.int8 import find_int8_obstacle
 from regard.ops.losses import rows_per_chunk
 from regard.ops.reference_mode import full_precision
 
@@ -112,14 +113,11 @@ class Predictor(Engine):
         return self.reader.collate(sources).to(self.device)
 
     def find_obstacle(self, request: Request) -> str | None:
-        if request.precision != "float32":
-            return f"the precision {request.precision} is not supported. Use the engine ct2."
-        return None
+        return find_int8_obstacle(self.device, self.dtype) if request.precision == "int8" else None
 
     def find_difference(self, request: Request) -> str | None:
-        """Return None: this is the reference."""
-        del request
-        return None
+        """Return None for the reference."""
+        return "int8 rounds weights and states." if request.precision == "int8" else None
 
     def predict(
         self,

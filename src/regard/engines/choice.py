@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from regard.decoding.engine import Engine, Request
 from regard.decoding.predictor import Predictor
@@ -9,13 +10,15 @@ from regard.decoding.settings import EngineName, Precision
 from regard.engines.ct2 import CTranslate2Engine
 from regard.errors import ConfigError
 from regard.export.exporter import TrainedModel
+from regard.ops.int8 import quantized_copy
 
 log = logging.getLogger(__name__)
 
 
 def build_engines(predictor: Predictor, model: TrainedModel, precision: Precision) -> dict[str, Engine]:
     """Return the engines of a model by name, the fastest first."""
-    return {engine.name: engine for engine in (CTranslate2Engine(predictor, model, precision), predictor)}
+    reference = replace(predictor, model=quantized_copy(predictor.model)) if precision == "int8" else predictor
+    return {engine.name: engine for engine in (CTranslate2Engine(predictor, model, precision), reference)}
 
 
 def choose_engine(engines: Mapping[str, Engine], name: EngineName, request: Request) -> Engine:
