@@ -1,7 +1,7 @@
 """Does stock Argos Translate give the predictions of regard with an exported package?
 
     python -m venv argos && argos/bin/pip install argostranslate
-    python benchmarks/argos.py MODEL --argos argos/bin/python --source en --target de --texts test.en
+    python benchmarks/argos.py MODEL --argos argos/bin/python --source en --target de [--texts test.en]
 
 The package is exported, installed in an empty home folder, and run by the Python with Argos Translate, once in float32
 and once in the precision that Argos Translate chooses. It is exported with `sentences=lines`, so nothing is downloaded.
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import regard
+from regard.data.corpora import load_corpus
 from regard.formatting import table
 
 RUNNER = """
@@ -54,11 +55,14 @@ def main() -> None:
     parser.add_argument("--argos", required=True, help="the Python of an environment with argostranslate")
     parser.add_argument("--source", required=True, help="the language code of the sources")
     parser.add_argument("--target", required=True, help="the language code of the targets")
-    parser.add_argument("--texts", required=True, help="a file with one source per line")
+    parser.add_argument("--texts", help="a file with one source per line; by default, the test set of the model")
     parser.add_argument("--shown", type=int, default=3, help="the number of texts to print")
     options = parser.parse_args()
-    texts = Path(options.texts).read_text("utf-8").splitlines()
     model = regard.load(options.model, device="cpu")
+    if options.texts is None:
+        texts = [str(source) for source, _ in load_corpus(model.settings.data).test or ()]
+    else:
+        texts = Path(options.texts).read_text("utf-8").splitlines()
     ours = [prediction.text for prediction in model.predict(texts, beam=4, length_penalty=0.2)]
     with tempfile.TemporaryDirectory() as folder:
         to = {"kind": "argos", "source": options.source, "target": options.target, "sentences": "lines"}
