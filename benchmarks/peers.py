@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN
+from regard.export.marian import alternate_positions, list_layer_parameters
 from regard.models.attentive import LuongDecoder
 from regard.models.recurrent import RecurrentEncoder
 from regard.models.seq2seq import Seq2Seq
@@ -16,11 +17,7 @@ from regard.recurrent.fast.cudnn import to_torch_weights
 
 @torch.no_grad()
 def marian(model: Seq2Seq, settings: TransformerModel, vocabulary: int, positions: int) -> Any:
-    """Build Hugging Face's Marian model with our weights.
-
-    Its position table has all sines before all cosines, while ours alternate. Every vector of the model width is
-    permuted accordingly.
-    """
+    """Build Hugging Face's Marian model with our weights."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
@@ -32,23 +29,13 @@ def marian(model: Seq2Seq, settings: TransformerModel, vocabulary: int, position
         decoder_start_token_id=START, share_encoder_decoder_embeddings=True, forced_eos_token_id=None,
     )  # fmt: skip
     peer = MarianMTModel(config).to(model.decoder.embedding.tokens.weight.dtype).eval()  # type: ignore[union-attr, arg-type]
-    order = torch.cat([torch.arange(0, settings.size, 2), torch.arange(1, settings.size, 2)])
-    names = {
-        "attention": "self_attn", "self_attention": "self_attn", "cross_attention": "encoder_attn",
-        "to_query": "q_proj", "to_key": "k_proj", "to_value": "v_proj", "output": "out_proj",
-        "feedforward": "", "inner": "fc1", "outer": "fc2", "norm": "",
-        "after_attention": "self_attn_layer_norm", "after_self": "self_attn_layer_norm",
-        "after_cross": "encoder_attn_layer_norm", "after_feedforward": "final_layer_norm",
-    }  # fmt: skip
-    parameters = dict(peer.named_parameters())
-    for side in ("encoder", "decoder"):
-        for name, tensor in getattr(model, side).layers.named_parameters():
-            path = ".".join(part for part in (names.get(part, part) for part in name.split(".")) if part)
-            permute_rows = not any(f".{part}." in f".{path}." for part in ("q_proj", "k_proj", "v_proj", "fc1"))
-            permute_columns = tensor.dim() == 2 and not any(f".{part}." in f".{path}." for part in ("out_proj", "fc2"))
-            permuted = tensor[order] if permute_rows else tensor
-            parameters[f"model.{side}.layers.{path}"].copy_(permuted[:, order] if permute_columns else permuted)
-    parameters["model.shared.weight"].copy_(model.decoder.embedding.tokens.weight[:, order])  # type: ignore[union-attr, index]
+    ours, theirs = model.state_dict(), dict(peer.named_parameters())
+    order_D = torch.argsort(alternate_positions(settings.size))
+    for parameter in list_layer_parameters(settings.size, settings.feedforward, settings.layers, settings.layers):
+        tensor = ours[parameter.ours]
+        permuted = tensor if parameter.axis is None else tensor.index_select(parameter.axis, order_D)
+        theirs[parameter.theirs].copy_(permuted)
+    theirs["model.shared.weight"].copy_(ours["encoder.embedding.tokens.weight"][:, order_D])
     return peer
 
 
