@@ -9,6 +9,7 @@ from regard.export.sources import read_model
 EXAMPLES = """\b
 Examples:
   regard import opus-mt-en-de --out models/en-de
+  regard import joeynmt/models/rnn_reverse --out models/reverse
   regard predict models/en-de "A man rides a horse." --beam 5
   regard look models/en-de "A man rides a horse."
   regard train --from models/en-de --pairs pairs.tsv --out runs/tuned"""
@@ -21,14 +22,18 @@ Examples:
     help="New folder to write to. It must not exist, or must be empty.",
 )  # fmt: skip
 def command(folder: Path, out: Path) -> None:
-    """Import a Hugging Face Marian model, such as those of OPUS-MT. Prints the folder of the new model on stdout.
+    """Import a Marian or Joey NMT model. Prints the folder of the new model on stdout.
 
-    FOLDER contains config.json, model.safetensors or pytorch_model.bin, source.spm, target.spm, vocab.json and
-    tokenizer_config.json. Nothing in it is run: a pickle with anything but tensors is rejected. The new model can be
-    used with all commands, and fine-tuned with its own vocabulary.
+    A Marian model of Hugging Face, such as those of OPUS-MT, consists of config.json, model.safetensors or
+    pytorch_model.bin, source.spm, target.spm, vocab.json and tokenizer_config.json. A model of Joey NMT 2, recurrent or
+    a Transformer, consists of config.yaml, best.ckpt, src_vocab.txt, trg_vocab.txt and, if it has one, its
+    SentencePiece model.
 
-    If a part is not supported, the error names it, and nothing is written. Predictions are those of Transformers with
-    length_penalty=0 and the same search, except that the unknown token is never generated.
+    Nothing in FOLDER is run: a pickle with anything but tensors is rejected. The new model can be used with all
+    commands, and fine-tuned with its own vocabulary.
+
+    If a part is not supported, the error names it, and nothing is written. Predictions are those of the other software
+    with the same search and without a length penalty, except that the unknown token is never generated.
     """
     model = read_model(folder)
 

@@ -21,7 +21,7 @@ VERBS = {
     "explore": "Explore predictions and attention weights of models in the browser.",
     "align": "Align the words of pairs, and compute alignment error rate.",
     "export": "Write a model in the format of other software.",
-    "import": "Import a Hugging Face Marian model.",
+    "import": "Import a Marian or Joey NMT model.",
     "data": "Check pairs for problems (check), or print statistics (stats).",
     "presets": "List the presets, or print one.",
     "explain": "Print what a model computes, what it costs and which kernels it uses.",

@@ -374,20 +374,32 @@ class PairTokenizer(Settings):
         return False
 
 
-class MarianTokenizer(Settings):
-    """The tokenizers of an imported Marian model: two SentencePiece models with one vocabulary."""
+class ImportedTokenizer(Settings):
+    """Base class of the settings of tokenizers that are imported with a model."""
 
-    kind: Literal["marian"] = "marian"
     max_length: Length = Field(512, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
     tags: ClassVar[bool] = False
     sampling: ClassVar[Sampling | None] = None
+
+
+class MarianTokenizer(ImportedTokenizer):
+    """The tokenizers of an imported Marian model: two SentencePiece models with one vocabulary."""
+
+    kind: Literal["marian"] = "marian"
 
     @property
     def shared(self) -> bool:
         return True
 
 
-Side = TextSide | MarianTokenizer
+class JoeyTokenizer(ImportedTokenizer):
+    """The tokenizers of an imported Joey NMT model: words, characters or SentencePiece models."""
+
+    kind: Literal["joey"] = "joey"
+    shared: bool = Field(True, description="source and target have the same vocabulary")
+
+
+Side = TextSide | MarianTokenizer | JoeyTokenizer
 TokenizerSettings = (
     CharTokenizer
     | WordTokenizer
@@ -396,6 +408,7 @@ TokenizerSettings = (
     | SentencePieceTokenizer
     | PairTokenizer
     | MarianTokenizer
+    | JoeyTokenizer
 )
 
 

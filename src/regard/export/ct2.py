@@ -34,7 +34,7 @@ class CTranslate2Exporter(Exporter):
         self.precision = precision
 
     def find_obstacle(self, model: TrainedModel) -> str | None:
-        supported = {"normalization": "layer", "positions": "sinusoidal"}
+        supported = {"normalization": "layer", "epsilon": None, "positions": "sinusoidal"}
         return " ".join(find_transformer_obstacles(model.settings.model, supported)) or None
 
     def write(self, model: TrainedModel, folder: Path) -> None:

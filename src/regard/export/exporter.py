@@ -54,7 +54,7 @@ class Exporter(ABC):
         """Write a model that can be expressed to an empty folder or, if the format is one file, to a new file."""
 
 
-def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str]) -> Iterator[str]:
+def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str | None]) -> Iterator[str]:
     """Yield each part of a model that a format for Transformers does not have, with the nearest value that it has.
 
     `supported` are the settings with one supported value. Scores are scaled dot products, and feed-forward networks
@@ -72,7 +72,7 @@ def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str
         values, nearest = {**values, "activation": "swiglu"}, {**nearest, "activation": "silu"}
     for name, value in values.items():
         if value != nearest[name]:
-            yield f"model.{name}={value} cannot be expressed. The nearest is model.{name}={nearest[name]}."
+            yield f"model.{name}={value} cannot be expressed. The nearest is model.{name}={nearest[name] or 'null'}."
 
 
 _SCORES = ("encoder_score", "self_score", "cross_score")

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from regard.config import to_yaml
-from regard.data.settings import MarianTokenizer, PairTokenizer, TokenizerSettings, sides
+from regard.data.settings import JoeyTokenizer, MarianTokenizer, PairTokenizer, TokenizerSettings, sides
 from regard.data.tokens import pretokenization
 from regard.data.tokens.sentencepiece import list_marian_tokens, to_model_file
 from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN
@@ -28,7 +28,7 @@ class HuggingFaceExporter(Exporter):
     """A `MarianMTModel` of Transformers: a post-norm Transformer with sinusoidal positions."""
 
     def find_obstacle(self, model: TrainedModel) -> str | None:
-        supported = {"norm": "post", "normalization": "layer", "positions": "sinusoidal"}
+        supported = {"norm": "post", "normalization": "layer", "epsilon": None, "positions": "sinusoidal"}
         obstacles = find_transformer_obstacles(model.settings.model, supported)
         return " ".join([*obstacles, *_find_tokenizer_obstacles(model)]) or None
 
@@ -52,6 +52,9 @@ def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:
     if not settings.shared:
         remedy = "one tokenizer" if isinstance(settings, PairTokenizer) else "tokenizer.shared=true"
         yield f"source and target have different vocabularies, and a fast tokenizer has one. Use {remedy}."
+    if isinstance(settings, JoeyTokenizer):
+        yield "sources end with </s> and targets do not, so they have two tokenizers. Train with another tokenizer."
+        return
     if isinstance(settings, MarianTokenizer):
         return
     if any(side.tags for side in sides(settings)):

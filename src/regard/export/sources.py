@@ -4,9 +4,10 @@ from pathlib import Path
 
 from regard.errors import ModelError
 from regard.export.foreign import ForeignModel
+from regard.export.joey_files import JoeyFolder
 from regard.export.marian_files import MarianFolder
 
-SOURCES: tuple[type[ForeignModel], ...] = (MarianFolder,)
+SOURCES: tuple[type[ForeignModel], ...] = (MarianFolder, JoeyFolder)
 
 
 def read_model(path: Path) -> ForeignModel:

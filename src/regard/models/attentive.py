@@ -86,9 +86,9 @@ class _Step(NamedTuple):
 class AttentiveDecoder(Decoder, ABC):
     """A recurrent decoder that attends to the memory at each step.
 
-    The initial state is s_0 = tanh(W summary); the cell state of an LSTM has a matrix of its own, as in Xu et al.
-    (2015). With a selection that marginalizes over the slot that is read, the network receives the expected context,
-    and the output is Σ_j a_j p(y_t | h_j).
+    The initial state is s_0 = tanh(W summary), or W summary with a linear bridge; the cell state of an LSTM has a
+    matrix of its own, as in Xu et al. (2015). With a selection that marginalizes over the slot that is read, the
+    network receives the expected context, and the output is Σ_j a_j p(y_t | h_j).
 
     With a gate, the context is scaled by β_t = σ(w · q_t + b), where q_t is the query: the state before the step in
     Bahdanau's order, as in Xu et al. (2015). The doubly stochastic penalty λ Σ_j (1 − Σ_t a_tj)² of the same paper is a
@@ -106,6 +106,7 @@ class AttentiveDecoder(Decoder, ABC):
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.dropout, self.memory_dropout = Dropout(settings.dropout), Dropout(settings.memory_dropout)
         self.bridge = nn.Linear(memory, settings.decoder.initial_state_size)
+        self.bridge_has_tanh = settings.decoder.bridge == "tanh"
         self.attention = Attention.from_settings(settings.attention, hidden, memory, role="cross")
         self.layers = layers.Stack(settings.decoder, embedding + extra_inputs, role="decoder-self")
         intra_score = settings.decoder.intra_attention
@@ -184,7 +185,8 @@ class AttentiveDecoder(Decoder, ABC):
             assert memory.cells_BSD is not None, "the settings require an encoder with cell states"
             values = torch.cat([slots_BSD, memory.cells_BSD], dim=-1)
         keys = self.attention.prepare(slots_BSD, values, memory.allowed_BS)
-        initial = self.layers.init_state_from(torch.tanh(self.bridge(memory.summary_BD)))
+        initial_BX = self.bridge(memory.summary_BD)
+        initial = self.layers.init_state_from(torch.tanh(initial_BX) if self.bridge_has_tanh else initial_BX)
         rows, like = memory.slots_BSD.shape[0], memory.slots_BSD
         masks = tuple(mask for stack in self.stacks for mask in stack.sample_masks(rows, like))
         feed = initial[-1][0].new_zeros(rows, self.feed_size) if self.feed_size else None

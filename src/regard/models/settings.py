@@ -9,7 +9,17 @@ from pydantic import Field, model_validator
 from regard.attention.settings import AttentionChoice, Score
 from regard.config import MAY_CHANGE_ON_RESUME, TRAINING_ONLY, Settings
 from regard.formatting import quantity
-from regard.quantities import DropoutProbability, Heads, ImageSize, Integer, Layers, Length, Weight, Width
+from regard.quantities import (
+    DropoutProbability,
+    Heads,
+    ImageSize,
+    Integer,
+    Layers,
+    Length,
+    PositiveWeight,
+    Weight,
+    Width,
+)
 from regard.recurrent.settings import RecurrentSettings
 from regard.registry import Choice, Registry, default_choice
 
@@ -93,6 +103,9 @@ class TransformerBlocks(Settings):
         "post", description="normalize after each residual connection, as published, or before each sublayer"
     )
     normalization: Literal["layer", "rms"] = "layer"
+    epsilon: PositiveWeight | None = Field(
+        None, description="ε of the normalization; by default 1e-5, and 1e-6 with rms"
+    )
     dropout: DropoutProbability = Field(
         0.1, json_schema_extra=TRAINING_ONLY, description="dropout on embeddings and on the output of each sublayer"
     )
@@ -479,6 +492,9 @@ class DecoderSettings(RecurrentSettings):
     )
     intra_attention: Score | None = Field(
         None, description="score of the attention to the decoder's own previous outputs; null for none"
+    )
+    bridge: Literal["tanh", "linear"] = Field(
+        "tanh", description="activation of the initial state, which is computed from the summary of the source"
     )
     input_feeding: bool = Field(True, description="with order luong: feed the attentional state s̃ to the next step")
     copy_source: bool = Field(False, description="use a pointer-generator, which can copy source tokens")

@@ -44,9 +44,9 @@ from regard.ops.layers import Dropout, LayerNorm, Linear, add_dropout, add_norm
 
 def build_norm(settings: TransformerBlocks) -> nn.Module:
     if settings.normalization == "rms":
-        return nn.RMSNorm(settings.size, eps=1e-6)
+        return nn.RMSNorm(settings.size, eps=settings.epsilon or 1e-6)
     # With post-norm, the normalized output is also the residual input of the next sublayer.
-    return LayerNorm(settings.size, autocast_output=settings.norm == "pre")
+    return LayerNorm(settings.size, eps=settings.epsilon or 1e-5, autocast_output=settings.norm == "pre")
 
 
 def _build_attention(settings: TransformerBlocks, score: Score, role: Role) -> MultiHeadAttention:

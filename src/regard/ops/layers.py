@@ -72,8 +72,8 @@ class LayerNorm(nn.LayerNorm):
     cast once here instead of once per product.
     """
 
-    def __init__(self, size: int, *, autocast_output: bool = False) -> None:
-        super().__init__(size)
+    def __init__(self, size: int, *, eps: float = 1e-5, autocast_output: bool = False) -> None:
+        super().__init__(size, eps=eps)
         self.autocast_output = autocast_output
 
     def forward(self, x: Tensor) -> Tensor:

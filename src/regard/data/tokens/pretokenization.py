@@ -45,15 +45,29 @@ _ADD_MARKS = [
 _REMOVE_MARKS = [decoders.Replace(Regex(f"{_FIELD_START}{MARK}"), ""), decoders.Replace(MARK, " ")]
 _UNESCAPE = [decoders.Replace("▂1", MARK), decoders.Replace("▂2", "▂")]
 
+_SPACE = " (?=[?!,.:])"
+"""Matches a space before punctuation."""
+PUNCTUATION = [
+    normalizers.Replace("’", "'"),
+    normalizers.Replace(Regex("[“”]"), '"'),
+    normalizers.Replace("\u200b", ""),
+    normalizers.Replace(Regex("[ \u3000]+"), " "),
+    normalizers.Replace(Regex(_SPACE), ""),
+    normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""),
+]
+"""The normalization of quotes and of spaces before punctuation in Joey NMT, after NFKC."""
+JOIN_PUNCTUATION = decoders.Replace(Regex(_SPACE), "")
+
 NORMALIZERS = [
     *(form for forms in _NORMALIZATION_FORMS.values() for form in forms),
     normalizers.Lowercase(),
     *_ESCAPES,
     *_COLLAPSE,
     *_ADD_MARKS,
+    *PUNCTUATION,
 ]
 """All normalizers that a tokenizer may have, except the one of `is_mark_pattern`."""
-DECODERS = [decoders.ByteFallback(), decoders.Fuse(), *_REMOVE_MARKS, *_UNESCAPE]
+DECODERS = [decoders.ByteFallback(), decoders.Fuse(), *_REMOVE_MARKS, *_UNESCAPE, JOIN_PUNCTUATION]
 """All decoders that a tokenizer may have."""
 
 _ESCAPED_NAMES = re.compile(r"(?:(?:[^\\|()\[\]{}.*+?^$#&~\s-]|\\[\\|()\[\]{}.*+?^$#&~\s-])+\|)*")
@@ -178,8 +192,10 @@ def segments_words_independently(inner: tokenizers.Tokenizer) -> bool:
     a field that starts with a symbol has no mark.
     """
     parts = json.loads(inner.to_str())["normalizer"].get("normalizers", [])
-    without_symbols = {"type": "Replace", "pattern": {"Regex": superfluous_mark([])}, "content": ""}
-    return without_symbols in parts
+    without_symbols, joins_words = (
+        {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""} for pattern in (superfluous_mark([]), _SPACE)
+    )
+    return without_symbols in parts and joins_words not in parts
 
 
 def decomposes(inner: tokenizers.Tokenizer) -> bool:

@@ -96,6 +96,23 @@ def parse_model(content: bytes) -> SentencePieceModel:
     return model
 
 
+def restrict_pieces(model: SentencePieceModel, vocabulary: Sequence[str]) -> SentencePieceModel:
+    """Return a model that uses only pieces of a vocabulary and single characters, as `SetVocabulary` of SentencePiece.
+
+    Raise ValueError if this changes a BPE model, which would split a piece that is not used into the pieces that were
+    merged to it.
+    """
+    used = set(vocabulary)
+    pieces = [piece for piece in model.pieces if piece.kind != _NORMAL or piece.text in used or len(piece.text) == 1]
+    missing = len(model.pieces) - len(pieces)
+    if missing and model.kind == "bpe":
+        raise ValueError(
+            f"is a BPE model with {missing:,} pieces that are not in the vocabulary of the network, which is not "
+            "supported. Supported: a unigram model, or a vocabulary with all pieces"
+        )
+    return model._replace(pieces=pieces)
+
+
 def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tokenizer:
     """Build a tokenizer that segments text as SentencePiece does with this model."""
     symbols = [piece.text for piece in model.pieces if piece.kind == _USER_DEFINED]

@@ -15,7 +15,15 @@ import numpy as np
 import tokenizers
 
 from regard.data.ragged import Ragged, compute_offsets
-from regard.data.settings import MarianTokenizer, SentencePieceSide, Side, TokenizerSettings, sides
+from regard.data.settings import (
+    ImportedTokenizer,
+    JoeyTokenizer,
+    MarianTokenizer,
+    SentencePieceSide,
+    Side,
+    TokenizerSettings,
+    sides,
+)
 from regard.data.tokens import pretokenization
 from regard.data.tokens.bpe_learner import split_by_length
 from regard.data.tokens.sentencepiece import UNKNOWN_PIECES, build_tokenizer, read_model
@@ -83,7 +91,7 @@ class Tokenizer:
         self._tags = {token[1:]: index for token, index in vocabulary.items() if _is_tag(token)}
         self._tag_names = {index: tag for tag, index in self._tags.items()}
         self._word_cache: dict[str, list[int]] | None = (
-            {} if pretokenization.segments_words_independently(inner) else None
+            {} if pretokenization.segments_words_independently(inner) and not self._adds_end else None
         )
         """The ids of words that have been encoded, if words are segmented independently."""
         self._decomposes = pretokenization.decomposes(inner)
@@ -91,9 +99,9 @@ class Tokenizer:
     @classmethod
     def of(cls, options: Side, texts: Iterable[str]) -> "Tokenizer":
         """Learn a tokenizer from texts, which are read once, or load one from a SentencePiece file."""
-        if isinstance(options, MarianTokenizer):
+        if isinstance(options, MarianTokenizer | JoeyTokenizer):
             raise ConfigError(
-                "tokenizer: marian is the tokenizer of imported models. Start from such a model with "
+                f"tokenizer: {options.kind} is the tokenizer of imported models. Start from such a model with "
                 "training.init_from (regard train --from MODEL), or choose another tokenizer."
             )
         if isinstance(options, SentencePieceSide):
@@ -326,7 +334,7 @@ class TokenizerPair(NamedTuple):
     @classmethod
     def load(cls, folder: Path, settings: TokenizerSettings) -> "TokenizerPair":
         source = Tokenizer.load(folder / "tokenizer.json")
-        has_one = settings.shared and not isinstance(settings, MarianTokenizer)
+        has_one = settings.shared and not isinstance(settings, ImportedTokenizer)
         return cls(source, source if has_one else Tokenizer.load(folder / "tokenizer.target.json"))
 
     def fingerprint(self) -> list[str]:
