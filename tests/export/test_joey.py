@@ -127,12 +127,13 @@ def test_pieces_that_the_vocabulary_does_not_have_are_not_used(tmp_path: Path) -
     content = train_sentencepiece(sentences, 60, hard_vocab_limit=False)
     pieces = [piece.text for piece in parse_model(content).pieces if len(piece.text) > 1][3:]
     characters = sorted({character for sentence in sentences for character in sentence.replace(" ", "▁")})
-    kept = [*pieces[: 10 - len(characters)], *characters][: len(WORDS)]
+    kept = [*pieces[:3], *characters[:6], "7"]
     (tmp_path / "joey" / "sp.model").write_bytes(content)
     for name in ("src_vocab.txt", "trg_vocab.txt"):
         (tmp_path / "joey" / name).write_text("".join(f"{piece}\n" for piece in kept))
     tokenizer = import_folder(tmp_path / "joey").predictor.tokenizer
     assert {token for row in tokenizer.ids(sentences) for token in tokenizer.tokens(row)} <= {*kept, "<unk>"}
+    assert tokenizer.tokens(tokenizer.ids(["7"])[0])[-1] == "7"
     (tmp_path / "joey" / "sp.model").write_bytes(train_sentencepiece(sentences, 60, model_type="bpe"))
     with pytest.raises(regard.ModelError, match=r"is a BPE model with .* pieces that are not in the vocabulary"):
         read_model(tmp_path / "joey")

@@ -97,7 +97,8 @@ def parse_model(content: bytes) -> SentencePieceModel:
 
 
 def restrict_pieces(model: SentencePieceModel, vocabulary: Sequence[str]) -> SentencePieceModel:
-    """Return a model that uses only pieces of a vocabulary and single characters, as `SetVocabulary` of SentencePiece.
+    """Return a model that uses only pieces of a vocabulary and single characters, as `SetVocabulary` of SentencePiece,
+    and those characters of the vocabulary that are unknown to the model.
 
     Raise ValueError if this changes a BPE model, which would split a piece that is not used into the pieces that were
     merged to it.
@@ -110,7 +111,13 @@ def restrict_pieces(model: SentencePieceModel, vocabulary: Sequence[str]) -> Sen
             f"is a BPE model with {missing:,} pieces that are not in the vocabulary of the network, which is not "
             "supported. Supported: a unigram model, or a vocabulary with all pieces"
         )
-    return model._replace(pieces=pieces)
+    if model.kind == "bpe":
+        return model
+    # Joey NMT looks up the text of unknown pieces, too. SentencePiece gives an unknown character this score.
+    known = {character for piece in model.pieces for character in piece.text}
+    unknown_score = min((piece.score for piece in pieces if piece.kind == _NORMAL), default=0.0) - 10
+    characters = [token for token in vocabulary if len(token) == 1 and token not in known]
+    return model._replace(pieces=[*pieces, *(Piece(token, unknown_score, _NORMAL) for token in characters)])
 
 
 def build_tokenizer(model: SentencePieceModel, tags: set[str]) -> tokenizers.Tokenizer:
