@@ -67,8 +67,8 @@ def compare(kind: str, folder: Path, args: argparse.Namespace) -> list[str]:
     for item, [hypothesis, *_] in zip(items, predictor.predict(items, SEARCH), strict=True):
         source = predictor.collate([item])
         largest = max(largest, compare_logits(model, exported, source, hypothesis.tokens))
-        names = (part.name for part in exported.description.source)
-        arrays = {name: tensor.numpy() for name, tensor in zip(names, source.tensors, strict=True)}
+        parts = zip(exported.description.source, source.tensors, strict=True)
+        arrays = {part.name: tensor.numpy().astype(part.dtype) for part, tensor in parts}
         found = search(exported.folder, arrays, int(source.length_hint_B), SEARCH.beam, SEARCH.length_penalty)
         same += found == hypothesis.tokens
     return [kind, model.settings.model.architecture, f"{largest:.1e}", f"{same} of {len(items)}"]
