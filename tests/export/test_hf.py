@@ -1,5 +1,6 @@
 """Models that are exported to Transformers compute the same there, and the same again when they are imported."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 
 import regard
 from marian_models import load_checkpoint, translate
+from regard.data.settings import FilesData
+from regard.export.hf import write_card
 from regard.export.importing import import_model
 from regard.export.sources import read_model
 from regard.runs.folder import RunFolder
@@ -117,3 +120,13 @@ def test_exported_weights_are_those_of_marian(transformer: regard.Model, tmp_pat
     ours = transformer.network.state_dict()["encoder.embedding.tokens.weight"]
     assert torch.equal(weights["model.shared.weight"][:, 1], ours[:, 2])
     assert torch.equal(weights["model.shared.weight"][:, 17], ours[:, 3])
+
+
+def test_a_model_card_publishes_no_folder_of_this_machine(transformer: regard.Model) -> None:
+    settings = transformer.settings.model_copy(
+        update={"about": "a preset", "data": FilesData.model_validate({"train": "/home/me/en.tsv"})}
+    )
+    card = write_card(replace(transformer._trained, settings=settings))
+    assert "path: en.tsv" in card
+    assert "/home/me" not in card
+    assert "a preset" not in card

@@ -81,8 +81,7 @@ class ArgosExporter(Exporter):
 
     def _write_card(self, model: TrainedModel) -> str:
         names = f"{_name_language(self.source)} → {_name_language(self.target)}"
-        about = model.settings.about or "A sequence-to-sequence model."
-        return f"# {names}\n\n{about} Trained with regard {__version__}.\n\n{describe_training(model)}"
+        return f"# {names}\n\nTrained with regard {__version__}.\n\n{describe_training(model)}"
 
 
 def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:

@@ -18,6 +18,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.models.settings import ModelSettings, TransformerModel
 from regard.runs.folder import RunFolder, local_folder
 from regard.runs.settings import RunSettings
+from regard.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def describe_training(model: TrainedModel) -> str:
     values = "not known" if scores is None else scores.describe(settings.training.metric)
     signatures = "" if scores is None else "".join(f"- {name}: `{text}`\n" for name, text in scores.signatures.items())
     parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    # Folders of this machine are not published. A description of a preset need not be true of a model.
+    published = settings.map_paths(lambda path: path if is_url(path) else Path(path).name)
+    published = published.model_copy(update={"about": ""})
     return f"""| | |
 |---|---|
 | architecture | {settings.model.architecture} |
@@ -96,7 +100,7 @@ def describe_training(model: TrainedModel) -> str:
 ## Settings
 
 ```yaml
-{to_yaml(settings)}```
+{to_yaml(published)}```
 """
 
 

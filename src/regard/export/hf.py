@@ -149,14 +149,13 @@ def _describe_tokenizers(model: TrainedModel) -> dict[str, bytes]:
 
 def write_card(model: TrainedModel) -> str:
     """Return the model card: how to use the model, its metrics, data and settings."""
-    about = model.settings.about or "A sequence-to-sequence model."
     return f"""---
 library_name: transformers
 pipeline_tag: translation
 tags: [marian, regard]
 ---
 
-{about} Trained with regard {__version__}, and exported as a Marian model.
+A sequence-to-sequence model, trained with regard {__version__} and exported as a Marian model.
 
 ```python
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
