@@ -74,7 +74,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "decoder.init_hidden": "last",
             "decoder.input_feeding": False,
         },
-        SENTENCEPIECE_BPE,
+        {**SENTENCEPIECE_BPE, "voc_file": "bpe.txt"},
     ),
     "gru-tied": (
         RECURRENT,
@@ -102,7 +102,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "encoder.ff_size": 48,
             "encoder.activation": "swish",
         },
-        SENTENCEPIECE_BPE,
+        {**SENTENCEPIECE_BPE, "voc_file": "bpe.txt"},
     ),
 }
 
@@ -120,16 +120,16 @@ def _change(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_tokenizers(folder: Path, size: int) -> None:
-    """Learn SentencePiece models from both languages, and write the joint vocabulary of the unigram model."""
+    """Learn SentencePiece models from both languages, and write their pieces as vocabularies."""
     files = [str(folder / f"train.{language}") for language in ("en", "de")]
     for kind in ("unigram", "bpe"):
         sentencepiece.SentencePieceTrainer.train(
             input=files, model_prefix=str(folder / kind), model_type=kind, vocab_size=size, hard_vocab_limit=False,
             minloglevel=2,
         )  # fmt: skip
-    pieces = (folder / "unigram.vocab").read_text(encoding="utf-8").splitlines()
-    # All pieces, so that the vocabularies of source and target are equal.
-    (folder / "joint.txt").write_text("".join(f"{line.split(chr(9))[0]}\n" for line in pieces[3:]), encoding="utf-8")
+    for name, kind in (("joint.txt", "unigram"), ("bpe.txt", "bpe")):  # all pieces, the same for source and target
+        lines = (folder / f"{kind}.vocab").read_text(encoding="utf-8").splitlines()[3:]
+        (folder / name).write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines), encoding="utf-8")
 
 
 def _configure(folder: Path, name: str, steps: int) -> Path:
