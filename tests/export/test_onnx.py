@@ -105,7 +105,7 @@ def test_the_logits_of_each_step_are_the_same(tmp_path: Path, kind: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gru", "lstm", "fixed", "transformer", "pre-norm"])
 def test_the_example_gives_the_text_of_predict(tmp_path: Path, kind: str) -> None:
-    model = train(tmp_path / "run", 60, **KINDS[kind])
+    model = train(tmp_path / "run", 200, **KINDS[kind])
     model.export(tmp_path / "onnx", "onnx")
     ours = [prediction.text for prediction in model.predict(TEXTS, beam=5)]
     command = [sys.executable, str(EXAMPLE), str(tmp_path / "onnx"), *TEXTS]
