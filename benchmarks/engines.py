@@ -105,7 +105,7 @@ def open_engines(model: regard.Model, folder: Path, search: dict[str, Any], peer
 
 
 def measure(engines: dict[str, Engine], texts: list[str], rounds: int) -> list[list[str]]:
-    """Return the rows of a table: CPU time relative to torch, sentences per second, and the share of the same texts."""
+    """Return the rows of a table: sentences per second, the speedup over torch, and the share of identical texts."""
     outputs: dict[str, list[str]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for engine in engines.values():

@@ -1,7 +1,7 @@
 """Do models compute the same in other software? Needs transformers, sentencepiece and ctranslate2.
 
-    python benchmarks/finetune_import.py --data ../shared/data/multi30k/raw
-    python benchmarks/export_agreement.py ../shared/data/multi30k RUN runs/finetune-import/seed0/marian
+    python benchmarks/finetune_import.py --data multi30k/raw
+    python benchmarks/export_agreement.py multi30k RUN runs/finetune-import/seed0/marian
 
 RUN was trained on `tok` with settings that Marian can express, for example `regard train multi30k-transformer
 model.norm=post model.positions=sinusoidal`. It is exported to Transformers and CTranslate2. The last argument is a

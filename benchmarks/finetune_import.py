@@ -1,15 +1,15 @@
 """Does fine-tuning improve an imported model? Needs transformers and sentencepiece.
 
-    python benchmarks/finetune_import.py --data ../shared/data/multi30k/raw
+    python benchmarks/finetune_import.py --data multi30k/raw
     GPU="--device cuda --seeds 3 --size 256 --layers 4 --vocabulary 6000 --batch 256 --steps 4000 --tuning-steps 2000"
-    python benchmarks/finetune_import.py --data ../shared/data/multi30k/raw $GPU
+    python benchmarks/finetune_import.py --data multi30k/raw $GPU
 
 The defaults take about ten minutes on one core.
 
 Trains a Marian model with Transformers and SentencePiece, without regard, on the first half of Multi30k's training
-data (English to German). The weights with the lowest dev loss are saved like a model of OPUS-MT. Then `regard import`
-reads it, and `regard train --from` fine-tunes it on the second half, with its own vocabulary and the checkpoint with
-the best dev BLEU. With --control, the same fine-tuning on the first half shows the effect of more steps alone. Each
+data (English to German). The model with the lowest dev loss is saved in the format of OPUS-MT. Then `regard import`
+reads it, and `regard train --from` fine-tunes it on the second half, with its own vocabulary. The checkpoint with the
+best dev BLEU is used. With --control, the same fine-tuning on the first half shows the effect of more steps alone. Each
 model is scored once on the test set, with beam search. Existing models and scores in --out are reused.
 """
 

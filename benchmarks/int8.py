@@ -117,7 +117,7 @@ def report_searches(tokens: int, repeats: int) -> None:
             float32, int8 = time_alternating([build_search(each, job) for each in (model, quantized)], repeats)
             rates = (f"{sentences / seconds:.1f}" for seconds in (float32, int8))
             rows.append([name, str(sentences), str(beam), *rates, f"{float32 / int8:.2f}"])
-    print(table(["model", "batch", "beam", "float32, sentences/s", "int8, sentences/s", "float32 ÷ int8"], rows))
+    print(table(["model", "batch", "beam", "float32, sentences/s", "int8, sentences/s", "speedup"], rows))
 
 
 def report_model(path: str, beam: int, metrics: list[str], batch_size: int) -> None:

@@ -1,6 +1,6 @@
 """Do imported Joey NMT models compute what Joey NMT computes? Needs the Python of an environment with joeynmt 2.3.
 
-    python benchmarks/joey_import.py --python joey/bin/python --data ../shared/data/multi30k/raw --out /tmp/joey
+    python benchmarks/joey_import.py --python joey/bin/python --data multi30k/raw --out runs/joey
 
 Trains small recurrent models and Transformers with Joey NMT on a few sentences of Multi30k, English to German
 (`joey_reference.py`), imports them, and prints for each the share of identical greedy predictions and of identical

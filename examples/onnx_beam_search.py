@@ -1,4 +1,4 @@
-"""Beam search with a model that `regard export --to onnx` has written, with numpy and ONNX Runtime alone.
+"""Beam search with a model that `regard export --to onnx` has written. Needs only numpy, ONNX Runtime and tokenizers.
 
 Run it with: python onnx_beam_search.py FOLDER TEXT …
 """

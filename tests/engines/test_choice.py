@@ -63,6 +63,7 @@ def test_the_command_line_prints_the_choice_with_the_reason(post_norm: regard.Mo
     assert quiet.stdout == verbose.stdout == expected.stdout
     assert "engine" not in quiet.stderr
     assert "The engine is ct2. It is the fastest" in verbose.stderr
+    assert "The engine is ct2. It is the fastest" in run("predict", path, "-v", "--precision", "int8", *texts).stderr
     beam = run("predict", path, "-v", "--beam", "5", *texts)
     assert "The engine is torch. ct2 is not used: its beam search ends when" in beam.stderr
     assert run("predict", path, "--engine", "ct2", "--beam", "5", *texts).stdout == beam.stdout

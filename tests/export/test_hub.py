@@ -118,9 +118,9 @@ def test_the_command_uploads_after_everything_is_written(
 @pytest.mark.parametrize(
     ("status", "error", "message"),
     [
-        ({"create": 403}, regard.ConfigError, r"may not write to someone/dates \(You don't have the rights"),
-        ({"commit": 403}, regard.ConfigError, "may not write to someone/dates"),
-        ({"preupload": 404}, regard.ConfigError, "may not write to someone/dates"),
+        ({"create": 403}, regard.ConfigError, r"does not allow writing to someone/dates \(You don't have the rights"),
+        ({"commit": 403}, regard.ConfigError, "does not allow writing to someone/dates"),
+        ({"preupload": 404}, regard.ConfigError, "does not allow writing to someone/dates"),
         ({"create": 500}, regard.ResourceError, "status 500.*Try again later"),
     ],
 )

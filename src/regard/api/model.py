@@ -204,8 +204,8 @@ class Model:
     def to(self, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None) -> Self:
         """Move the model to a device, convert it to a dtype, or both, like `torch.nn.Module.to`.
 
-        With dtype int8, matrix products are computed in int8, on a CPU; all other operations stay float32. There are
-        no gradients, and later changes to the weights have no effect. Another dtype undoes this.
+        With dtype int8, large matrix products are computed in int8, on a CPU; all other operations use float32. An int8
+        model has no gradients, and ignores later changes to its weights. Convert it to another dtype to undo this.
 
         Args:
             device: "cpu", "cuda", "cuda:1" or a `torch.device`. By default, unchanged.
@@ -298,9 +298,10 @@ class Model:
             attention: Whether to record attention weights. Without them, prediction is faster.
             first_index: The index of the first text in the complete list, if a list is predicted in parts. A sample
                 depends on the seed and the index of its text, and not on `batch_size` or the other texts.
-            engine: What computes the predictions: "torch", "ct2" (CTranslate2), or "auto" for the fastest with the same
-                output. All but torch need `attention=False`.
-            precision: "float32", or "int8" for quantized weights: with torch, of matrix products on a CPU.
+            engine: What computes the predictions: "torch", "ct2" (CTranslate2), or "auto" for the fastest engine that
+                returns the same text as torch. "ct2" requires `attention=False`.
+            precision: "float32", or "int8" for quantized weights, on a CPU. torch computes only large matrix products
+                in int8.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
                 and constraints. A prediction starts with `prefix`, contains the phrases in `must_contain`, and does not
                 contain the phrases in `banned`. For a list of texts, `prefix` and `must_contain` are lists with an item

@@ -44,7 +44,8 @@ def command(model: str, to: str, out: Path, push: str | None, private: bool, acc
     hf       a MarianMTModel of Hugging Face Transformers, with its tokenizer
     ct2      a model of CTranslate2; options: precision=float32, bfloat16 or int8
     argos    a package of Argos Translate, one file; options: source and target (language codes), precision as for
-             ct2, sentences=argos (it splits lines into sentences) or lines (it does not)
+             ct2, sentences=argos (Argos Translate splits lines into sentences) or lines (each line is a sentence)
+    onnx     an encoder and one step of a decoder for ONNX Runtime, with the tokenizers
 
     If the format cannot express the model, nothing is written, and the error names the setting and the nearest value
     that can be expressed. The output is written completely, or not at all, and uploaded when it is complete.
@@ -59,7 +60,8 @@ def command(model: str, to: str, out: Path, push: str | None, private: bool, acc
         raise click.UsageError("--private requires --push.")
     if push is not None:
         if exporter.writes_file:
-            raise ConfigError(f"--push uploads a folder, and the format {to.partition(':')[0]} is one file.")
+            kind = to.partition(":")[0]
+            raise ConfigError(f"--push uploads a folder, but the format {kind} is one file. Omit --push.")
         check_repository(push)
     path = Model.from_checkpoint(*opened, device="cpu").export(out, to)
     click.echo(path)

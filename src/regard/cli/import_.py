@@ -26,14 +26,15 @@ def command(folder: Path, out: Path) -> None:
 
     A Marian model of Hugging Face, such as those of OPUS-MT, consists of config.json, model.safetensors or
     pytorch_model.bin, source.spm, target.spm, vocab.json and tokenizer_config.json. A model of Joey NMT 2, recurrent or
-    a Transformer, consists of config.yaml, best.ckpt, src_vocab.txt, trg_vocab.txt and, if it has one, its
-    SentencePiece model.
+    a Transformer, consists of config.yaml, a checkpoint (best.ckpt, latest.ckpt or N.ckpt), src_vocab.txt,
+    trg_vocab.txt and, if it has one, its SentencePiece model.
 
     Nothing in FOLDER is run: a pickle with anything but tensors is rejected. The new model can be used with all
     commands, and fine-tuned with its own vocabulary.
 
-    If a part is not supported, the error names it, and nothing is written. Predictions are those of the other software
-    with the same search and without a length penalty, except that the unknown token is never generated.
+    If a part is not supported, the error names it, and nothing is written. Greedy predictions are the same as those of
+    the other software, except that the unknown token is never generated, and that the length limits differ. Beam
+    search without a length penalty agrees with Marian; Joey NMT returns different predictions for some sentences.
     """
     model = read_model(folder)
 

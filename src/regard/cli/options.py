@@ -147,14 +147,15 @@ def engine_options(function: F) -> F:
         type=click.Choice(get_args(EngineName)),
         default="auto",
         show_default=True,
-        help="Predict with torch or ct2 (CTranslate2: Transformers on a CPU). auto: the fastest with the same output.",
+        help="Predict with torch, with ct2 (CTranslate2: Transformers on a CPU), or with the fastest engine that "
+        "returns the same text as torch (auto).",
     )
     precision = click.option(
         "--precision",
         type=click.Choice(get_args(Precision)),
         default="float32",
         show_default=True,
-        help="Precision of the weights. int8 is faster and less accurate.",
+        help="Precision of the weights. int8 requires a CPU; it is less accurate, and usually faster.",
     )
     verbose = click.option(
         "-v",

@@ -35,7 +35,7 @@ class Engine(ABC):
 
     @abstractmethod
     def find_difference(self, request: Request) -> str | None:
-        """Return why its hypotheses can be others than those of the reference; None if only rounding differs."""
+        """Return why the hypotheses can differ from those of the reference; None if only rounding differs."""
 
     @abstractmethod
     def predict(

@@ -116,7 +116,7 @@ class Predictor(Engine):
         return find_int8_obstacle(self.device, self.dtype) if request.precision == "int8" else None
 
     def find_difference(self, request: Request) -> str | None:
-        """Return None for the reference."""
+        """Return None in float32, which is the reference."""
         return "int8 rounds weights and states." if request.precision == "int8" else None
 
     def predict(

@@ -22,8 +22,10 @@ def build_engines(predictor: Predictor, model: TrainedModel, precision: Precisio
 
 
 def choose_engine(engines: Mapping[str, Engine], name: EngineName, request: Request) -> Engine:
-    """Return the engine with this name. `auto` is the first that computes what is requested and, if there is one, that
-    returns the same hypotheses as the reference. Log the choice with its reason.
+    """Return the engine with this name, and log the choice with its reason.
+
+    For `auto`, return the first engine that supports the request and returns the same hypotheses as the reference. If
+    there is none, return the first engine that supports the request.
 
     Raise ConfigError if the engine cannot compute what is requested.
     """
@@ -39,11 +41,12 @@ def choose_engine(engines: Mapping[str, Engine], name: EngineName, request: Requ
         reasons = " ".join(f"{name}: {obstacle}" for name, obstacle in obstacles.items())
         raise ConfigError(f"No engine can be used. {reasons}")
     differences = {name: engine.find_difference(request) for name, engine in usable.items()}
-    chosen = next((name for name in usable if differences[name] is None), next(iter(usable)))
+    exact = [name for name in usable if differences[name] is None]
+    chosen = exact[0] if exact else next(iter(usable))
     reasons = "".join(
         f" {name} is not used: {reason.removesuffix('.')}."
-        for name, reason in {**obstacles, **differences}.items()
-        if reason is not None and name != chosen
+        for name, reason in {**obstacles, **(differences if exact else {})}.items()
+        if reason is not None
     )
     log.info("The engine is %s.%s", chosen, reasons or " It is the fastest for this model and this search.")
     return usable[chosen]

@@ -72,6 +72,8 @@ class CTranslate2Engine(Engine):
         return f"{requested[0]} cannot be requested. Omit this, or use the engine torch." if requested else None
 
     def find_difference(self, request: Request) -> str | None:
+        if request.precision == "int8":
+            return "int8 rounds weights and states."
         if not _needs_several_hypotheses(request.search):
             return None
         return (

@@ -15,7 +15,7 @@ from regard.regular_files import open_regular, read_regular
 
 @final
 class ForeignWeights:
-    """The tensors of a file by name. Those that are never taken would be missing in the converted model."""
+    """The tensors of a file by name. It tracks which ones are taken: the converted model would lack the others."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor], config: str) -> None:
         self.path, self.config = path, config
@@ -69,6 +69,7 @@ class ForeignWeights:
         unknown = sorted(self._tensors.keys() - self._taken)
         if unknown:
             raise ModelError(
-                f"{self.path} has tensors that a model with these options does not have, so the model computes "
-                f"something else: {', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}."
+                f"{self.path} has tensors that a model with the options in {self.config} does not have, so the "
+                "imported model would compute something else: "
+                f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}."
             )

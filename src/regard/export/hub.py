@@ -48,7 +48,7 @@ def _describe_response(error: Any, repository: str) -> RegardError:
     if status == 401:
         return ConfigError(f"The Hub requires a valid token ({message}). {_LOGIN}")
     if status in {403, 404}:
-        return ConfigError(f"The token may not write to {repository} ({message}). Use one with write access")
+        return ConfigError(f"The token does not allow writing to {repository} ({message}). Use one with write access")
     return ResourceError(f"The Hub answered with status {status} ({message}). Try again later")
 
 

@@ -2,8 +2,9 @@
 
 Its recurrent model is ours in the order of Luong et al. (2015), with an additive or a general score. The initial state
 is the same in all layers and, for an LSTM, in h and c. Its Transformer has the same positions as ours, and another ε
-in the normalization. Embeddings are scaled by √d where an option says so; ours are always scaled in a Transformer, and
-never in a recurrent network. So they are divided or multiplied here, and are no longer tied to the output layer.
+in the normalization. It scales embeddings by √d only if an option is set; ours are always scaled in a Transformer, and
+never in a recurrent network. Where this differs, the weights of the embeddings are divided or multiplied by √d, and are
+no longer tied to the output layer.
 
 V vocabulary, D width of embeddings, H width of a state.
 """

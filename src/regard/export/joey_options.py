@@ -149,7 +149,8 @@ def _read_model(path: Path, model: dict[str, Any]) -> RecurrentModelOptions | Tr
     if kinds[0] == "recurrent":
         return _check_recurrent(path, _validate(path, "model", model, RecurrentModelOptions))
     if "layer_norm" not in parts[0]:
-        reject(path / CONFIG, "model.encoder.layer_norm", None, "pre or post; Joey NMT has no final normalization then")
+        supported = "pre or post. Without this option, Joey NMT omits the final normalization"
+        reject(path / CONFIG, "model.encoder.layer_norm", None, supported)
     return _check_transformer(path, _validate(path, "model", model, TransformerModelOptions))
 
 

@@ -93,8 +93,8 @@ def alternate_positions(size: int) -> Tensor:
 
 
 _NEVER = -100.0
-"""Added to the logit of the start token if Marian has no separate one: e^-100 does not change a sum of float32 numbers
-of at least 1.
+"""Added to the logit of the start token if Marian has no separate start token. In float32, adding e^-100 to a sum of at
+least 1 does not change it.
 """
 
 

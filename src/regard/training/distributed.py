@@ -233,7 +233,7 @@ class Group:
             flat = torch.cat([tensor.view(-1) for tensor in bucket])
             return bucket, flat, dist.all_reduce(flat, group=self.gradients, async_op=True)
 
-        # The next bucket is started before this one is awaited, and no more of them, so that they need little memory.
+        # Start only the next bucket before waiting for this one, so that few buckets are in memory at a time.
         for started, _ in pairwise(chain(map(start, buckets), [None])):
             assert started is not None
             bucket, flat, work = started

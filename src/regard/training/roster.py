@@ -327,7 +327,7 @@ def _list_ranks(ranks: list[int]) -> str:
     ('Rank 1', 'Ranks 1, 2, 5')
     """
     shown = ", ".join(map(str, ranks[:_MAX_LISTED]))
-    more = f" and {len(ranks) - _MAX_LISTED} others" if len(ranks) > _MAX_LISTED else ""
+    more = f" and {quantity(len(ranks) - _MAX_LISTED, 'other')}" if len(ranks) > _MAX_LISTED else ""
     return f"Rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 

@@ -298,7 +298,8 @@ def _compare(
     if before := state.record_test(list(runs)):
         note += (
             f" The test set was used before the sweep was extended, for these trials: {', '.join(map(str, before))}. "
-            "If you extended it because of those results, use a new test set: regard compare RUN RUN --pairs FILE."
+            "If you extended the sweep because of those results, use a new test set: "
+            "regard compare RUN RUN --pairs FILE."
         )
     return compare_systems(opened, {}, evaluation_set, options, report), note
 

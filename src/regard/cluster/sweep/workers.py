@@ -135,14 +135,14 @@ class SweepDisplay:
             self.print(line)
         else:
             left = self._display.estimate_left(state.done, state.planned)
-            self.print(f"run {state.done:,}/{state.planned:,}: {line}; {best}{left}")
+            self.print("; ".join(filter(None, (f"run {state.done:,}/{state.planned:,}: {line}", best, left))))
 
     def _describe_best(self) -> str:
         state = self._state
         ranked = state.rank(state.distinct, state.ranking_seeds)
         if not ranked:
             return ""
-        return f"best: trial {ranked[0]}, {state.metric.format(state.mean(ranked[0], state.ranking_seeds))}; "
+        return f"best: trial {ranked[0]}, {state.metric.format(state.mean(ranked[0], state.ranking_seeds))}"
 
 
 def run_in_process(state: SweepState, display: SweepDisplay) -> None:

@@ -97,11 +97,11 @@ def parse_model(content: bytes) -> SentencePieceModel:
 
 
 def restrict_pieces(model: SentencePieceModel, vocabulary: Sequence[str]) -> SentencePieceModel:
-    """Return a model that uses only pieces of a vocabulary and single characters, as `SetVocabulary` of SentencePiece,
-    and those characters of the vocabulary that are unknown to the model.
+    """Return a model that uses only the pieces of a vocabulary and single characters, like `SetVocabulary` of
+    SentencePiece. Characters of the vocabulary that the model does not have are added as pieces.
 
-    Raise ValueError if this changes a BPE model, which would split a piece that is not used into the pieces that were
-    merged to it.
+    A BPE model is returned unchanged. Raise ValueError if one of its pieces of several characters is not in the
+    vocabulary: SentencePiece would split it into the pieces that it was merged from, which is not supported.
     """
     used = set(vocabulary)
     pieces = [piece for piece in model.pieces if piece.kind != _NORMAL or piece.text in used or len(piece.text) == 1]
