@@ -12,7 +12,7 @@ import torch
 import regard
 from regard.cli import predict
 from regard.models.contracts import Tokens
-from tests_shared import SMALL
+from tests_shared import SMALL, thin
 
 KINDS: dict[str, dict[str, object]] = {
     "bpe, recurrent": {"tokenizer": "bpe", "tokenizer.vocabulary": 60, "tokenizer.dropout": 0.1},
@@ -51,7 +51,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=thin(KINDS, 2))
 def run(request: pytest.FixtureRequest, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train a model for two steps, so that its predictions are arbitrary."""
     out = tmp_path_factory.mktemp("kinds") / "run"
