@@ -93,25 +93,20 @@ def compare(model: regard.Model, exported: OnnxModel, source: Source, hypotheses
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_logits_of_each_step_are_the_same(tmp_path: Path, kind: str) -> None:
-    model = train(tmp_path / "run", 2, **KINDS[kind])
+def test_the_logits_of_each_step_and_the_text_of_the_example_are_the_same(tmp_path: Path, kind: str) -> None:
+    is_searched = kind in {"gru", "lstm", "fixed", "transformer", "pre-norm"}
+    model = train(tmp_path / "run", 200 if is_searched else 2, **KINDS[kind])
     model.network.eval()
     exported = OnnxModel(model.export(tmp_path / "onnx", "onnx"))
     for lengths, hypotheses in (([9, 4, 1, 0], 3), ([1], 1), ([6], 5)):
         tokens_BT = torch.randint(4, 40, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
         assert compare(model, exported, Tokens(tokens_BT, torch.tensor(lengths)), hypotheses) < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gru", "lstm", "fixed", "transformer", "pre-norm"])
-def test_the_example_gives_the_text_of_predict(tmp_path: Path, kind: str) -> None:
-    model = train(tmp_path / "run", 200, **KINDS[kind])
-    model.export(tmp_path / "onnx", "onnx")
-    ours = [prediction.text for prediction in model.predict(TEXTS, beam=5)]
-    command = [sys.executable, str(EXAMPLE), str(tmp_path / "onnx"), *TEXTS]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert printed == ours
-    assert len(set(ours)) > 1
+    if is_searched:
+        ours = [prediction.text for prediction in model.predict(TEXTS, beam=5)]
+        assert len(set(ours)) > 1
+        command = [sys.executable, str(EXAMPLE), str(tmp_path / "onnx"), *TEXTS]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        assert printed == ours
 
 
 @pytest.mark.slow
