@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from regard.errors import ConfigError
 from regard.runs.folder import RunFolder
 from regard.version import __version__
 from tests_command import HANG, Result, run_preloaded
+from tests_ray import LocalCluster, start_cluster
 
 LINES, BLOCK = 3_000, 50
 
@@ -152,48 +153,35 @@ def test_the_line_that_kills_its_worker_is_found(corpus: Corpus) -> None:
     assert (failure["file"], failure["line"]) == ("a.txt", 78)
 
 
-class Cluster(NamedTuple):
-    """A Ray cluster of three local nodes with a CPU each."""
-
-    address: str
-    add: Callable[..., Any]
-    remove: Callable[[Any], None]
-    nodes: list[Any]
-
-
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[LocalCluster]:
     pytest.importorskip("ray", reason="ray is missing; install it with: pip install -e '.[test]'")
-    from ray.cluster_utils import Cluster as RayCluster
-
-    cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        yield Cluster(cluster.address, cluster.add_node, lambda node: cluster.remove_node(node, False), nodes)
-    finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]
+    with start_cluster(1, 1, 1) as cluster:
+        yield cluster
 
 
 @pytest.mark.slow
 def test_a_machine_that_does_not_have_regard_is_reported_first(
-    corpus: Corpus, cluster: Cluster, tmp_path: Path
+    corpus: Corpus, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "sitecustomize.py").write_text("import sys\nsys.modules['regard'] = None\n")
-    node = cluster.add(num_cpus=1, env_vars={"PYTHONPATH": str(tmp_path / "other")})
+    node = cluster.add(env_vars={"PYTHONPATH": str(tmp_path / "other")})
     done = corpus.finish("--cluster", cluster.address)
-    cluster.remove(node)
+    cluster.kill(node)
     assert done.returncode == 2
     assert "does not have the package regard. Install regard" in done.stderr
     assert not corpus.read_index()
 
 
 @pytest.mark.slow
-def test_the_blocks_of_a_machine_that_is_killed_are_predicted_by_the_others(corpus: Corpus, cluster: Cluster) -> None:
-    cluster.remove(cluster.add(num_cpus=1))  # Ray lists this machine for some more seconds
+def test_the_blocks_of_a_machine_that_is_killed_are_predicted_by_the_others(
+    corpus: Corpus, cluster: LocalCluster
+) -> None:
+    cluster.kill(cluster.add())  # Ray lists this machine for some more seconds
     with corpus.start("--cluster", cluster.address) as job:
         corpus.wait_for(10, job)
-        cluster.remove(cluster.nodes[0])
+        cluster.kill(cluster.nodes[0])
         _, stderr = job.communicate(timeout=HANG)
     assert job.returncode == 0, stderr
     assert "with 3 workers" in stderr

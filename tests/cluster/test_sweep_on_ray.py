@@ -22,6 +22,7 @@ from regard.data.settings import FilesData
 from regard.errors import ConfigError
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
+from tests_ray import start_cluster
 from tests_shared import SMALL, to_arguments
 
 pytest.importorskip("optuna", reason="optuna is missing; install it with: pip install -e '.[test]'")
@@ -58,26 +59,19 @@ def run_sweep(folder: Path, *options: str) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_sweep_on_a_cluster_equals_a_local_one_even_if_a_machine_fails(tmp_path: Path) -> None:
     """The head node has no CPU for runs. One of the two other nodes is killed after the first checkpoint."""
-    from ray.cluster_utils import Cluster
-
     local = run_sweep(tmp_path / "local", "--workers", "2")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        cluster.wait_for_nodes()
+    with start_cluster(0, 1, 1) as cluster:
         killed = threading.Event()
 
         def kill_a_node() -> None:
             while not list((tmp_path / "ray").glob("trial-*/seed-*/checkpoints/step-*/state.json")):
                 time.sleep(0.05)
-            cluster.remove_node(nodes[0], allow_graceful=False)
+            cluster.kill(cluster.nodes[0])
             killed.set()
 
         threading.Thread(target=kill_a_node, daemon=True).start()
         found = run_sweep(tmp_path / "ray", "--workers", "2", "--cluster", cluster.address)
         assert killed.is_set()
-    finally:
-        cluster.shutdown()  # type: ignore[no-untyped-call]
     assert found == local
     assert not list((tmp_path / "ray").glob("trial-*/.seed*"))
     assert regard.load(tmp_path / "ray" / "trial-000" / "seed-0").predict("3 mai 2009").score < 0

@@ -31,8 +31,10 @@ from regard.version import __version__
 LOCAL = "local"
 """The address that starts a cluster on this machine, for the time of the job."""
 
-_CONNECT_SECONDS, _CHECK_SECONDS, _LEAVE_SECONDS = 10, 120, 30
-"""How long to wait for a connection, for a small task on a machine, and until Ray notices that a machine is gone."""
+_CONNECT_SECONDS, _CHECK_SECONDS, _LEAVE_SECONDS = 10, 300, 90
+"""How long to wait for a connection, for a small task on a machine, and until Ray notices that a machine is gone. With
+its default settings, Ray needs up to 20 seconds if a process was killed, and 70 if a machine does not respond.
+"""
 
 
 class Node(NamedTuple):
@@ -123,7 +125,7 @@ def _describe_nodes() -> list[Node]:
 
 
 def _has_left(node: str) -> bool:
-    """Return whether a machine, which has failed, has left the cluster. Ray finds out only after some seconds."""
+    """Return whether a machine, which has failed, has left the cluster."""
     deadline = time.monotonic() + _LEAVE_SECONDS
     while node in _list_alive():
         if time.monotonic() > deadline:
