@@ -1,0 +1,1 @@
+"""The server of `regard serve`: models behind the API of LibreTranslate."""

@@ -1,0 +1,1 @@
+"""Texts, HTML and files: split into sentences for translation, and put together again."""
