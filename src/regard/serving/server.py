@@ -1,0 +1,643 @@
+"""The server process, or several that share one port: accept connections, answer, reload, stop.
+
+A server that is asked to stop (SIGTERM, SIGINT) answers every request that has reached it. It stops in this order:
+
+1. The kernel ignores attempts to connect. Connections that it has already accepted are served. (Closing the socket at
+   once would reset those that wait to be accepted.)
+2. A response that starts now carries `Connection: close`.
+3. After a second, when no connection waits to be accepted any more, the socket is closed. From now on, the kernel
+   refuses attempts to connect.
+4. A connection is closed when it has been quiet for a second. A request that has arrived is answered before.
+5. After `drain` seconds, requests that are not finished are cancelled, and a warning is logged.
+
+A client that sends a request on an idle connection at the moment when the server closes it sees the connection end
+without a byte of a response. Its request was not processed, and it can send the request again on a new connection.
+"""
+
+import asyncio
+import ctypes
+import errno
+import logging
+import os
+import pickle
+import selectors
+import signal
+import socket
+import ssl
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, Final, final
+
+import click
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from regard.errors import ConfigError, RegardError, ResourceError
+from regard.formatting import quantity, to_json
+from regard.serving.logs import configure_logging
+from regard.serving.settings import ServerOptions
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES: Final = 65_536
+"""The maximum size of the request line and the headers."""
+
+SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable with the folder of what workers share: metrics and rates. prometheus-client reads it, too.
+"""
+
+_BACKLOG: Final = 2_048
+_QUIET: Final = 1.0
+"""After how many seconds without data a connection is closed while the server stops. A client that has connected, or
+has received a response, sends its next request well within this time, or not soon."""
+_TICK: Final = 0.02
+_BYTES_PER_SECOND: Final = 50_000
+"""A large body has more time than a small one: a second for each of these bytes."""
+_STABLE: Final = 60.0
+"""A worker that lived for as many seconds is restarted at once if it dies."""
+_MAX_DELAY: Final = 30.0
+_SECONDS_TO_EXIT: Final = 10.0
+"""How long a worker may take to exit after all its requests are answered or cancelled."""
+_SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+_USER_TIMEOUT: Final = 30_000
+"""After how many milliseconds the kernel closes a connection whose client does not read its response."""
+
+
+def run_server(create_app: Callable[[], Starlette], options: ServerOptions) -> None:
+    """Serve until SIGTERM or SIGINT. Print the URL on stdout once requests are accepted.
+
+    SIGHUP reads the certificate again, and calls the coroutine function `app.state.reload` of each process. A second
+    SIGTERM or SIGINT ends the server at once.
+
+    Args:
+        create_app: Returns the application. With several workers, it must be importable, and is called in each. If it,
+            or the start of its lifespan, raises an exception, this function raises it, too.
+        options: Where to listen, and time-outs.
+    """
+    if options.certificate is not None:
+        _check_certificate(options.certificate, options.private_key)
+    elif options.private_key is not None:
+        raise ConfigError("--private-key needs --certificate, the file of the certificate. Add it.")
+    with _bind(options.host, options.port) as listener:
+        if options.workers == 1:
+            _serve_alone(create_app, options, listener)
+        elif sys.platform == "win32":
+            raise ConfigError("--workers: Windows does not support several workers. Omit it.")
+        else:
+            _Supervisor(create_app, options, listener).run()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address, but does not accept connections yet."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT)
+        listener.bind((host, port))
+        listener.setblocking(False)
+    except (UnicodeError, TypeError):  # the codec for host names rejects it
+        listener.close()
+        raise ConfigError(f"--host {host!r} is not a host name. Use an address of this machine.") from None
+    except OSError as error:
+        listener.close()
+        match error.errno:
+            case errno.EADDRINUSE:
+                raise _port_in_use(port) from None
+            case errno.EACCES:
+                raise ConfigError(f"--port {port}: only root may use this port. Use one above 1023.") from None
+        raise ConfigError(f"--host {host}: {error.strerror}. Use an address of this machine.") from None
+    return listener
+
+
+def _port_in_use(port: int) -> ConfigError:
+    return ConfigError(f"--port {port}: the port is in use. Choose another one.")
+
+
+def _build_url(options: ServerOptions, listener: socket.socket) -> str:
+    """Return the URL of the server. A browser cannot open the address 0.0.0.0, which means all addresses."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+    scheme = "http" if options.certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
+
+
+def _check_certificate(certificate: str, private_key: str | None) -> None:
+    for option, path in (("--certificate", certificate), ("--private-key", private_key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise ConfigError(f"{option} {path}: the file cannot be read. Check the path and its permissions.")
+    try:
+        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, private_key)
+    except (ssl.SSLError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"--certificate {certificate} and --private-key {private_key or certificate} are not a certificate and its "
+            f"key in PEM format, without a password: {error}."
+        ) from None
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: str, private_key: str | None) -> None:
+    # Without a function, a key with a password would be asked for on the terminal.
+    context.load_cert_chain(certificate, private_key, password=lambda: "")
+
+
+def _configure(app: Starlette, options: ServerOptions) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        ws="none",
+        interface="asgi3",
+        lifespan="off",  # `_Server` runs it: uvicorn would log an exception, and not raise it
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(options.proxies),
+        forwarded_allow_ips=list(options.proxies),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # uvicorn hands it to call_later
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.private_key,
+    )
+    config.load()
+    return config
+
+
+@final
+class _Server(uvicorn.Server):
+    """One process of the server.
+
+    Args:
+        config: The application and its settings.
+        options: Time-outs.
+        listener: The socket. It is closed when the server stops.
+        on_ready: Called once connections are accepted.
+        read_order: Returns "stop" or "reload" if one of them is due.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        options: ServerOptions,
+        listener: socket.socket,
+        on_ready: Callable[[], object],
+        read_order: Callable[[], str | None],
+    ) -> None:
+        super().__init__(config)
+        self.options, self.draining = options, False
+        assert isinstance(config.app, Starlette)
+        self._app = config.app
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        self._listener, self._on_ready, self._read_order = listener, on_ready, read_order
+        self._reloading: asyncio.Task[None] | None = None
+        self._reload_again = False
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the caller. uvicorn would send SIGTERM to the process again after it has stopped."""
+        yield
+
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
+        await self._lifespan.__aenter__()
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                partial(_Connection, self),
+                sock=self._listener,
+                # Accept one connection at a time. If it took all that wait, one worker would get the requests of all.
+                backlog=1,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self.options.header_timeout if self.config.ssl else None,
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # another process has started to listen since the port was bound
+                raise _port_in_use(self.options.port) from None
+            raise
+        self._listener.listen(_BACKLOG)
+        self.servers = [server]
+        self.started = True
+        self._on_ready()
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
+        clock = asyncio.get_running_loop().time
+        end = clock() + self.options.drain
+        connections: set[Any] = self.server_state.connections
+        self.draining = True
+        _ignore_attempts_to_connect(self._listener)
+        for each in connections:
+            each.announce_end()
+        await asyncio.sleep(_QUIET)
+        while _is_readable(self._listener) and clock() < end:
+            await asyncio.sleep(_TICK)
+        for server in self.servers:
+            server.close()
+        # A connection is in the set as soon as its first task has run and, with TLS, after the handshake.
+        await asyncio.sleep(_TICK if self.config.ssl is None else _QUIET)
+        tasks = self.server_state.tasks
+        while (connections or tasks) and clock() < end:
+            for each in list(connections):
+                each.close_if_quiet()
+            await asyncio.sleep(_TICK)
+        if tasks:
+            log.warning(f"{quantity(len(tasks), 'request')} did not finish within {self.options.drain:g} s (--drain).")
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_SECONDS_TO_EXIT / 2)
+        for each in list(connections):
+            each.transport.abort()
+        await self._lifespan.__aexit__(None, None, None)
+
+    async def on_tick(self, counter: int) -> bool:
+        match self._read_order():
+            case "stop":
+                self.should_exit = True
+            case "reload":
+                self._reload_again = True
+        if self._reload_again and (self._reloading is None or self._reloading.done()):
+            self._reload_again = False
+            self._reloading = asyncio.create_task(self._reload())
+        return await super().on_tick(counter)
+
+    async def _reload(self) -> None:
+        try:
+            if self.config.ssl is not None and self.options.certificate is not None:
+                _check_certificate(self.options.certificate, self.options.private_key)
+                _load_certificate(self.config.ssl, self.options.certificate, self.options.private_key)
+            reload = getattr(self._app.state, "reload", None)
+            if reload is not None:
+                await reload()
+        except RegardError as error:
+            log.error(f"The reload failed: {error}")
+        except Exception:
+            log.exception("The reload failed.")
+
+
+def _ignore_attempts_to_connect(listener: socket.socket) -> None:
+    """Drop the first packet of each handshake. Handshakes that have begun are completed.
+
+    The client sends the packet again after a second. If the socket has been closed meanwhile, it is refused.
+    """
+    if sys.platform != "linux":
+        return  # a connection that is accepted by the kernel while the socket is closed is reset
+    # Berkeley packet filter: drop the packet if, of the flags SYN and ACK (byte 13 of the TCP header), only SYN is set.
+    program = (
+        (0x30, 0, 0, 13),  # load byte 13
+        (0x54, 0, 0, 0x12),  # and with ACK | SYN
+        (0x15, 0, 1, 0x02),  # if it is not SYN, skip one instruction
+        (0x06, 0, 0, 0),  # drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # accept
+    )
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
+    so_attach_filter = 26
+    with suppress(OSError):  # a sandbox may not support it
+        listener.setsockopt(
+            socket.SOL_SOCKET, so_attach_filter, struct.pack("HP", len(program), ctypes.addressof(code))
+        )
+
+
+def _is_readable(stream: Any) -> bool:
+    """Whether the kernel has data (or a connection) that was not read yet."""
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(stream, selectors.EVENT_READ)
+        except ValueError:  # closed
+            return False
+        return bool(selector.select(0))
+
+
+@final
+class _Connection(H11Protocol):
+    """A connection. Headers and bodies must arrive in time, and no request is lost when the server stops."""
+
+    def __init__(self, server: _Server) -> None:
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._server, self._options = server, server.options
+        self._waits_for = ""
+        self._since = self._active = self.loop.time()
+        self._received = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        self._active = self.loop.time()
+        super().handle_events()
+        if self._server.draining:
+            self.announce_end()
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        self._active = self.loop.time()
+        super().on_response_complete()
+        self._watch()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not _is_readable(self.transport.get_extra_info("socket")):
+            super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg: str) -> None:
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._end(status, msg if status == 400 else f"The headers have more than {MAX_HEADER_BYTES:,} bytes.")
+
+    def announce_end(self) -> None:
+        """Tell the client in the next response that it is the last one."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.default_headers = [*self.server_state.default_headers, CLOSE_HEADER]
+
+    def close_if_quiet(self) -> None:
+        """Close the connection unless a request is being answered, or arriving."""
+        quiet = self.loop.time() - self._active >= _QUIET
+        if quiet and self._is_idle() and not _is_readable(self.transport.get_extra_info("socket")):
+            self.transport.close()
+
+    def _is_idle(self) -> bool:
+        """Whether no byte of the next request has arrived."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
+
+    def _watch(self) -> None:
+        """Start or stop the timer if the connection waits for something else than before."""
+        if self.conn.their_state is h11.SEND_BODY:
+            waits_for = "body"
+        elif self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+            waits_for = "headers"
+        else:
+            waits_for = ""
+        if waits_for != self._waits_for:
+            self._stop_timer()
+            self._waits_for, self._since, self._received = waits_for, self.loop.time(), 0
+            if waits_for:
+                self._timer = self.loop.call_at(self._compute_deadline(), self._check_time)
+
+    def _compute_deadline(self) -> float:
+        if self._waits_for == "headers":
+            return self._since + self._options.header_timeout
+        answered = self.cycle.response_complete  # then the rest of the body is ignored
+        return self._since + self._options.body_timeout + (0 if answered else self._received / _BYTES_PER_SECOND)
+
+    def _check_time(self) -> None:
+        deadline = self._compute_deadline()
+        if self.loop.time() < deadline:
+            self._timer = self.loop.call_at(deadline, self._check_time)
+        elif self._is_idle() or (self._waits_for == "body" and self.cycle.response_started):
+            self.transport.close()
+        elif self._waits_for == "headers":
+            self._end(408, f"The headers did not arrive within {self._options.header_timeout:g} s.")
+        else:
+            self.scope["state"]["timed_out"] = True
+            self.cycle.disconnected = True  # for the application, the client has gone
+            self.cycle.message_event.set()
+            self._end(408, f"The body did not arrive within {self._options.body_timeout:g} s.")
+
+    def _end(self, status: int, message: str) -> None:
+        """Answer without the application, and close the connection."""
+        body = to_json({"error": message}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            CLOSE_HEADER,
+        ]
+        with suppress(h11.LocalProtocolError):  # a response was started
+            response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+@contextmanager
+def _handling(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Call a function for each SIGTERM, SIGINT and SIGHUP. Python allows this in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _serve_alone(create_app: Callable[[], Starlette], options: ServerOptions, listener: socket.socket) -> None:
+    """Serve in this process."""
+    orders: deque[str] = deque()
+    can_stop = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal can_stop
+        del frame
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            orders.append("reload")
+        elif can_stop:
+            orders.append("stop")
+            can_stop = False
+        else:
+            os._exit(128 + number)  # an exception could be lost in a native library
+
+    def report_ready() -> None:
+        nonlocal can_stop
+        can_stop = True
+        orders.clear()  # the files have just been read
+        click.echo(_build_url(options, listener))
+
+    configure_logging(options.log_format)
+    with _handling(handle):
+        config = _configure(create_app(), options)
+        asyncio.run(
+            _Server(config, options, listener, report_ready, lambda: orders.popleft() if orders else None).serve()
+        )
+
+
+def _work(
+    create_app: Callable[[], Starlette], options: ServerOptions, listener: socket.socket, control: Connection
+) -> None:
+    """Serve as a worker, until the supervisor orders to stop, or ends.
+
+    The worker inherits that SIGINT, SIGTERM and SIGHUP are blocked: a terminal or systemd sends them to the supervisor
+    and to its workers, but the supervisor decides what to do.
+    """
+    configure_logging(options.log_format)
+
+    def read_order() -> str | None:
+        try:
+            return str(control.recv()) if control.poll() else None
+        except (EOFError, OSError):
+            return "stop"
+
+    try:
+        config = _configure(create_app(), options)
+        asyncio.run(_Server(config, options, listener, lambda: control.send(None), read_order).serve())
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        with suppress(OSError):
+            control.send(error)
+        sys.exit(1)
+
+
+@final
+class _Worker:
+    """A worker process, and the pipe to it."""
+
+    def __init__(self, create_app: Callable[[], Starlette], options: ServerOptions, listener: socket.socket) -> None:
+        context = get_context("spawn")
+        self.control, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(create_app, options, listener, theirs))
+        self.ready, self.start, self.error = False, time.monotonic(), None
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> None:
+        """Note that the worker accepts connections, or why it does not."""
+        with suppress(EOFError, OSError):
+            while self.control.poll():
+                self.error = self.control.recv()
+                self.ready = self.error is None
+
+    def send(self, order: str) -> None:
+        with suppress(OSError):  # it has ended
+            self.control.send(order)
+
+    def describe_end(self) -> str:
+        code = self.process.exitcode or 0
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+@final
+class _Supervisor:
+    """Starts workers that share the socket, and starts another for one that has ended."""
+
+    def __init__(self, create_app: Callable[[], Starlette], options: ServerOptions, listener: socket.socket) -> None:
+        self._start = partial(_Worker, create_app, options, listener)
+        self._options, self._listener = options, listener
+        self._workers: list[_Worker] = []
+        self._due: list[float] = []
+        self._started, self._short_lives = False, 0
+        self._wakeup, self._signal = os.pipe()
+
+    def run(self) -> None:
+        configure_logging(self._options.log_format)
+        resource_tracker.ensure_running()  # it unblocks signals when it is started
+        with (
+            tempfile.TemporaryDirectory(prefix="regard-serve-") as folder,
+            _handling(lambda number, _: os.write(self._signal, bytes([number]))),
+        ):
+            os.environ[SHARED_FOLDER] = folder
+            try:
+                self._due = [0.0] * self._options.workers
+                while not self._must_stop():
+                    self._start_due()
+                    self._wait()
+                    for worker in self._workers:
+                        worker.receive()
+                    for worker in [worker for worker in self._workers if worker.process.exitcode is not None]:
+                        self._replace(worker)
+                    if not self._started and all(worker.ready for worker in self._workers):
+                        self._started = True
+                        click.echo(_build_url(self._options, self._listener))
+                self._drain()
+            finally:
+                for worker in self._workers:
+                    worker.process.kill()
+                    worker.process.join()
+                del os.environ[SHARED_FOLDER]
+                os.close(self._wakeup)
+                os.close(self._signal)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for due in [due for due in self._due if due <= now]:
+            self._due.remove(due)
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the worker inherits it
+            try:
+                self._workers.append(self._start())
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _wait(self, end: float | None = None) -> None:
+        """Wait for a signal, for news of a worker, or until a worker is due."""
+        times = [*self._due, *([] if end is None else [end])]
+        seconds = max(0.0, min(times) - time.monotonic()) if times else None
+        pipes = [worker.control for worker in self._workers if not worker.ready and worker.error is None]
+        connection.wait([self._wakeup, *pipes, *(worker.process.sentinel for worker in self._workers)], seconds)
+
+    def _must_stop(self) -> bool:
+        """Handle the signals that have arrived. Return whether one of them ends the server."""
+        stop = False
+        while connection.wait([self._wakeup], 0):
+            if os.read(self._wakeup, 1)[0] in (signal.SIGINT, signal.SIGTERM):
+                stop = True
+            else:
+                for worker in self._workers:
+                    worker.send("reload")
+        return stop
+
+    def _replace(self, worker: _Worker) -> None:
+        """Remove a worker that has ended, and determine when another is started."""
+        self._remove(worker)
+        if not self._started or (worker.error is not None and not any(other.ready for other in self._workers)):
+            raise worker.error or ResourceError(
+                f"A worker ended with {worker.describe_end()} before it was ready. If memory was low, use fewer "
+                "--workers; otherwise, see its messages above."
+            )
+        lived = time.monotonic() - worker.start
+        self._short_lives = 0 if lived > _STABLE else self._short_lives + 1
+        delay = min(_MAX_DELAY, 0.25 * 2**self._short_lives) if self._short_lives else 0.0
+        self._due.append(time.monotonic() + delay)
+        reason = worker.describe_end() if worker.error is None else str(worker.error)
+        log.error(f"A worker ended ({reason}). Another is started in {delay:g} s.")
+
+    def _remove(self, worker: _Worker) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        self._workers.remove(worker)
+        worker.process.join()
+        worker.control.close()
+        mark_process_dead(worker.process.pid, os.environ[SHARED_FOLDER])  # type: ignore[no-untyped-call]
+
+    def _drain(self) -> None:
+        """Wait until each worker has answered its requests."""
+        self._due.clear()
+        for worker in self._workers:
+            if worker.ready:
+                worker.send("stop")
+            else:
+                worker.process.kill()
+        self._listener.close()  # each worker has its own copy
+        end = time.monotonic() + self._options.drain + 2 * _QUIET + _SECONDS_TO_EXIT
+        while self._workers and time.monotonic() < end:
+            self._wait(end)
+            if self._must_stop():
+                sys.exit(128 + signal.SIGTERM)
+            for worker in [worker for worker in self._workers if worker.process.exitcode is not None]:
+                self._remove(worker)
