@@ -2,9 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import PIL.Image
 import pytest
@@ -16,15 +14,15 @@ from regard.explorer.served_model import load_models
 from regard.runs.folder import RunFolder
 from regard.yaml_reader import dump_yaml, read_yaml
 from screenshots import serve
-from tests_command import HANG
+from tests_browser import browser, page
 from tests_explorer import ACCESS
 from tests_shared import SMALL
+
+__all__ = ["browser", "page"]
 
 TRANSFORMER = {
     "kind": "transformer", "size": 16, "feedforward": 32, "layers": 2, "heads": 2, "dropout": 0, "positions": "rotary",
 }  # fmt: skip
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -67,37 +65,3 @@ def url(runs: list[Path]) -> Iterator[str]:
     """The URL of a server with the three models."""
     with serve(list(map(str, runs))) as address:
         yield address
-
-
-# Not longer than a module: while a browser is open, its thread has a running event loop, and `asyncio.run` fails.
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium: an installed one, or the one that Playwright has downloaded."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is missing; install it with: pip install -e '.[test]'"
-    )
-    with ExitStack() as stack:
-        try:
-            driver = stack.enter_context(playwright.sync_playwright())
-        except Exception as error:  # Playwright raises no class of its own if a library of its Node.js is missing
-            pytest.skip(f"Playwright does not start ({error}); on Debian, install its library: apt install libatomic1")
-        path = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
-        if not Path(path).is_file():
-            pytest.skip("Chromium is missing; install it with: apt install chromium, or: playwright install chromium")
-        opened = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page of the browser. An error in the console, such as a violated Content-Security-Policy, fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 720}, accept_downloads=True)
-    opened = context.new_page()
-    errors: list[str] = []
-    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.set_default_timeout(1_000 * HANG)
-    yield opened
-    context.close()
-    assert errors == []

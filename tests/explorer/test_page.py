@@ -16,11 +16,11 @@ from regard.data.images.scenes import sample
 from regard.data.images.settings import ScenesData
 from regard.inspection.trace.page import render_page
 from screenshots import serve
+from tests_browser import check_accessibility, needs_axe, tab_to
 from tests_shared import build_untrained
 
 pytestmark = pytest.mark.slow
 
-AXE = Path(__file__).parents[2] / "web/node_modules/axe-core/axe.min.js"
 TABS = ("translate", "attention", "steps", "equation", "compare", "corpus", "model")
 SOURCE = "3 mai 2009"
 LETTERS = "abcdefghijkl"
@@ -275,7 +275,7 @@ def test_tokens_are_text(page: Any, url: str, text: str) -> None:
     assert page.locator("img").count() == 0
 
 
-@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is missing; install Node 20 and run: make web")
+@needs_axe
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_tab_has_a_serious_accessibility_problem(page: Any, url: str, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -285,27 +285,9 @@ def test_no_tab_has_a_serious_accessibility_problem(page: Any, url: str, scheme:
             page.locator("#model").select_option("2")
         page.locator(f"#tab-{tab}").click()
         page.wait_for_selector(f"{tab}-view")
-        page.wait_for_timeout(300)
-        # Evaluated by the browser's debugger: the Content-Security-Policy of the page does not apply.
-        page.evaluate(AXE.read_text("utf-8"))
-        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        serious = [each for each in result["violations"] if each["impact"] in ("serious", "critical")]
-        problems = [(each["id"], [node["target"] for node in each["nodes"]][:5]) for each in serious]
-        assert problems == [], f"{tab}: {problems}"
-
-
-def tab_to(page: Any, selector: str) -> None:
-    """Move the focus with the tabulator key until it is on an element."""
-    focused = """selector => {
-        let active = document.activeElement;
-        while (active?.shadowRoot?.activeElement) active = active.shadowRoot.activeElement;
-        return active?.matches(selector) ?? false;
-    }"""
-    for _ in range(80):
-        if page.evaluate(focused, selector):
-            return
-        page.keyboard.press("Tab")
-    raise AssertionError(f"The keyboard does not reach {selector}")
+        page.wait_for_selector("main[aria-busy=false]")
+        page.wait_for_timeout(300)  # transitions
+        check_accessibility(page)
 
 
 def test_every_edit_is_reached_by_the_keyboard(page: Any, url: str) -> None:

@@ -1,0 +1,74 @@
+"""A headless Chromium for the tests of the pages, and checks of what it shows."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests_command import HANG
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+AXE = Path(__file__).parents[1] / "web/node_modules/axe-core/axe.min.js"
+
+needs_axe = pytest.mark.skipif(not AXE.is_file(), reason="axe-core is missing; install Node 20 and run: make web")
+
+
+# Not longer than a module: while a browser is open, its thread has a running event loop, and `asyncio.run` fails.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium: an installed one, or the one that Playwright has downloaded."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing; install it with: pip install -e '.[test]'"
+    )
+    with ExitStack() as stack:
+        try:
+            driver = stack.enter_context(playwright.sync_playwright())
+        except Exception as error:  # Playwright raises no class of its own if a library of its Node.js is missing
+            pytest.skip(f"Playwright does not start ({error}); on Debian, install its library: apt install libatomic1")
+        path = next(filter(None, map(shutil.which, BROWSERS)), driver.chromium.executable_path)
+        if not Path(path).is_file():
+            pytest.skip("Chromium is missing; install it with: apt install chromium, or: playwright install chromium")
+        opened = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of the browser. An error in the console, such as a violated Content-Security-Policy, fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, accept_downloads=True)
+    opened = context.new_page()
+    errors: list[str] = []
+    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.set_default_timeout(1_000 * HANG)
+    yield opened
+    context.close()
+    assert errors == []
+
+
+def check_accessibility(page: Any) -> None:
+    """Fail if axe-core reports a serious problem of the page."""
+    # Evaluated by the browser's debugger: the Content-Security-Policy of the page does not apply.
+    page.evaluate(AXE.read_text("utf-8"))
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    serious = [each for each in result["violations"] if each["impact"] in ("serious", "critical")]
+    problems = [(each["id"], [node["target"] for node in each["nodes"]][:5]) for each in serious]
+    assert problems == [], problems
+
+
+def tab_to(page: Any, selector: str) -> None:
+    """Move the focus with the tabulator key until it is on an element."""
+    focused = """selector => {
+        let active = document.activeElement;
+        while (active?.shadowRoot?.activeElement) active = active.shadowRoot.activeElement;
+        return active?.matches(selector) ?? false;
+    }"""
+    for _ in range(80):
+        if page.evaluate(focused, selector):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"The keyboard does not reach {selector}")
