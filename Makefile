@@ -3,7 +3,7 @@
 # make test-all run all tests, including the slow ones
 # make check    check formatting, lint and types
 # make format   format the code and fix lint
-# make web      build the page of the explorer (needs Node; the build is checked in)
+# make web      build the pages of the explorer and the server (needs Node; the build is checked in)
 
 PYTHON ?= python3
 BIN    := .venv/bin

@@ -1,5 +1,5 @@
-"""The source of the page: its requests have the types of the schemas, and its unit tests pass. The bundle is its build,
-and contains everything that the page needs.
+"""The source of the pages: requests of the explorer have the types of the schemas, and the unit tests pass. The bundles
+are the build, and contain everything that the pages need.
 """
 
 import json
@@ -15,9 +15,12 @@ from tests_command import HANG
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
-STATIC = ROOT / "src/regard/inspection/trace/static"
+PACKAGE = ROOT / "src/regard"
 
-FILES = ("index.html", "app.js", "app.css")
+BUNDLES = {
+    "inspection/trace/static": ("index.html", "app.css", "app.js"),
+    "serving/static": ("translate.html", "translate.css", "translate.js"),
+}
 
 needs_node = pytest.mark.skipif(
     shutil.which("node") is None or not (WEB / "node_modules").is_dir(),
@@ -50,19 +53,22 @@ def test_the_unit_tests_of_the_page_pass() -> None:
 
 
 @needs_node
-def test_the_bundle_is_the_build_of_the_source(tmp_path: Path) -> None:
+def test_the_bundles_are_the_build_of_the_source(tmp_path: Path) -> None:
     run("node", "build.mjs", str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == set(FILES)
-    for name in FILES:
-        assert (tmp_path / name).read_bytes() == (STATIC / name).read_bytes(), f"{name} is outdated; run: make web"
+    built = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert built == {f"{folder}/{name}" for folder, names in BUNDLES.items() for name in names}
+    for name in built:
+        assert (tmp_path / name).read_bytes() == (PACKAGE / name).read_bytes(), f"{name} is outdated; run: make web"
 
 
-def test_the_page_loads_its_own_files_only() -> None:
-    page = (STATIC / "index.html").read_text("utf-8")
-    assert re.findall(r'(?:src|href)="([^"]*)"', page) == ["data:,", "app.css", "app.js"]
+@pytest.mark.parametrize("folder", BUNDLES)
+def test_a_page_loads_its_own_files_only(folder: str) -> None:
+    document, style, script = BUNDLES[folder]
+    page = (PACKAGE / folder / document).read_text("utf-8")
+    assert re.findall(r'(?:src|href)="([^"]*)"', page) == ["data:,", style, script]
     assert "<style" not in page
-    for name in ("app.js", "app.css"):
-        hosts = set(re.findall(r"(?:https?:)//([\w.-]+)", (STATIC / name).read_text("utf-8")))
+    for name in (script, style):
+        hosts = set(re.findall(r"(?:https?:)//([\w.-]+)", (PACKAGE / folder / name).read_text("utf-8")))
         assert hosts <= {"www.w3.org"}, f"{name} names other hosts: {hosts}"
 
 

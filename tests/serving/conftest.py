@@ -1,0 +1,34 @@
+"""A server of two translation models and a model that does not translate, and a browser that opens its page."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from regard.explorer.server import listen
+from regard.runs.folder import RunFolder
+from tests_browser import browser, page
+from tests_stand_in import create_app
+from tests_translators import train_translators
+
+__all__ = ["browser", "page"]
+
+
+@pytest.fixture(scope="session")
+def translators(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return train_translators(tmp_path_factory.mktemp("translators"))
+
+
+@pytest.fixture(scope="module")
+def url(translators: list[Path], small_run: RunFolder) -> Iterator[str]:
+    """The URL of the server."""
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(translators, small_run.path), log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)
+    listener.close()

@@ -1,0 +1,143 @@
+/** Requests to the server that the page was loaded from. Addresses are relative, so a proxy can serve it in a folder. */
+import type { Span } from "../words.js";
+
+export interface Language {
+  code: string;
+  name: string;
+  targets: string[];
+}
+
+export interface Model {
+  name: string;
+  kind: "translate" | "predict" | "caption" | "other";
+}
+
+export interface Settings {
+  /** The largest number of characters of a text; −1 if there is no limit. */
+  charLimit: number;
+  keyRequired: boolean;
+  filesTranslation: boolean;
+  /** The extensions of documents, with the dot. */
+  supportedFilesFormat: string[];
+}
+
+export interface Attention {
+  source_tokens: string[];
+  tokens: string[];
+  weights: number[][];
+}
+
+/** A sentence and its translation. Offsets count characters, not code units. */
+export interface Sentence {
+  source: string;
+  text: string;
+  start: number;
+  source_words: Span[];
+  words: Span[];
+  links: [number, number][];
+  attention?: Attention | null;
+}
+
+export interface Translation {
+  translatedText: string;
+  alternatives?: string[];
+  detectedLanguage?: { language: string; confidence: number };
+  regard?: { sentences: Sentence[] };
+}
+
+/** The answer of a model that does not translate. */
+type Prediction = Partial<Sentence> & { text: string; alternatives?: { text: string }[] };
+
+export interface RequestOptions {
+  alternatives?: number;
+  regard: { align: true; attention?: true };
+}
+
+/** A request that the server rejected, or that did not reach it. */
+export class RequestFailure extends Error {
+  constructor(message: string, readonly status: number) {
+    super(message);
+  }
+}
+
+export class Client {
+  /** The API key; empty if the server requires none. */
+  key = "";
+
+  listLanguages(): Promise<Language[]> {
+    return this.fetchJson("languages");
+  }
+
+  listModels(): Promise<Model[]> {
+    return this.fetchJson("models");
+  }
+
+  readSettings(): Promise<Settings> {
+    return this.fetchJson("frontend/settings");
+  }
+
+  translate(text: string, source: string, target: string, options: RequestOptions, signal: AbortSignal): Promise<Translation> {
+    return this.fetchJson("translate", toJson({ q: text, source, target, format: "text", ...options }), signal);
+  }
+
+  /** Predict with a model that does not translate. The result has the form of a translation with one sentence. */
+  async predict(model: string, text: string, options: RequestOptions, signal: AbortSignal): Promise<Translation> {
+    const { predictions } = await this.fetchJson<{ predictions: Prediction[] }>("predict", toJson({ model, q: text, ...options }), signal);
+    const prediction = predictions[0]!;
+    const sentence = { source_words: [], words: [], links: [], ...prediction, source: text, start: 0 };
+    return { ...toTranslation(prediction), regard: { sentences: [sentence] } };
+  }
+
+  /** Describe an image. */
+  async caption(model: string, image: File, alternatives: number, signal: AbortSignal): Promise<Translation> {
+    const form = toForm({ model, image, alternatives: String(alternatives) });
+    return toTranslation(await this.fetchJson<Prediction>("caption", form, signal));
+  }
+
+  /** Translate a document, and return its address for download. */
+  async translateFile(file: File, source: string, target: string): Promise<string> {
+    const { translatedFileUrl } = await this.fetchJson<{ translatedFileUrl: string }>(
+      "translate_file",
+      toForm({ file, source, target }),
+    );
+    // The server may not know the name by which the browser reaches it.
+    return `download_file/${translatedFileUrl.slice(translatedFileUrl.lastIndexOf("/") + 1)}`;
+  }
+
+  private async fetchJson<T>(path: string, body?: Body, signal?: AbortSignal): Promise<T> {
+    const headers = { ...body?.headers, ...(this.key && { Authorization: `Bearer ${this.key}` }) };
+    const options = { headers, signal: signal ?? null };
+    const response = await fetch(path, body ? { ...options, method: "POST", body: body.content } : options).catch(
+      (reason: unknown) => {
+        if (reason instanceof DOMException && reason.name === "AbortError") throw reason;
+        throw new RequestFailure("The server does not respond. Check that regard serve is still running.", 0);
+      },
+    );
+    const content = await response.json().catch((reason: unknown) => {
+      if (reason instanceof DOMException && reason.name === "AbortError") throw reason;
+      return null;
+    });
+    if (response.ok && content !== null) return content as T;
+    const wait = response.headers.get("Retry-After");
+    const message = (content as { error?: string } | null)?.error ?? `The server answered with the status ${response.status}.`;
+    throw new RequestFailure(wait ? `${message} Try again in ${wait} s.` : message, response.status);
+  }
+}
+
+interface Body {
+  content: string | FormData;
+  headers: Record<string, string>;
+}
+
+const toJson = (value: unknown): Body => ({ content: JSON.stringify(value), headers: { "Content-Type": "application/json" } });
+
+function toForm(fields: Record<string, string | File>): Body {
+  const content = new FormData();
+  for (const [name, value] of Object.entries(fields)) content.append(name, value);
+  return { content, headers: {} };
+}
+
+const toTranslation = ({ text, alternatives }: Prediction): Translation => ({
+  translatedText: text,
+  alternatives: (alternatives ?? []).map((each) => each.text),
+});
