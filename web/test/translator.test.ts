@@ -225,10 +225,10 @@ test("models that do not translate are selected by name", async () => {
 });
 
 test("documents are translated one after the other, and each failure is reported beside its name", async () => {
-  const { store } = await open({ translate_file: () => ({ translatedFileUrl: "http://inside:5000/download_file/x.txt" }) });
+  const { store } = await open({ translate_file: () => ({ translatedFileUrl: "http://inside:5000/download_file/x.txt" }), "download_file/x.txt": () => new Response("A") });
   await store.translateFiles([new File(["a"], "a.TXT"), new File(["b"], "b.xyz")]);
   assert.deepEqual(store.files.map(({ state }) => state), ["done", "failed"]);
-  assert.equal(store.files[0]!.outcome, "download_file/x.txt");
+  assert.equal(await (await native(store.files[0]!.outcome)).text(), "A");
   assert.match(store.files[1]!.outcome, /not supported. Use one of: .txt/);
 });
 

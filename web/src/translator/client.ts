@@ -53,13 +53,6 @@ export interface RequestOptions {
   regard: { align: true; attention?: true };
 }
 
-/** A request that the server rejected, or that did not reach it. */
-export class RequestFailure extends Error {
-  constructor(message: string, readonly status: number) {
-    super(message);
-  }
-}
-
 export class Client {
   /** The API key; empty if the server requires none. */
   key = "";
@@ -94,34 +87,41 @@ export class Client {
     return toTranslation(await this.fetchJson<Prediction>("caption", form, signal));
   }
 
-  /** Translate a document, and return its address for download. */
-  async translateFile(file: File, source: string, target: string): Promise<string> {
+  /** Translate a document, and download it: the server keeps it for some minutes only. */
+  async translateFile(file: File, source: string, target: string): Promise<Blob> {
     const { translatedFileUrl } = await this.fetchJson<{ translatedFileUrl: string }>(
       "translate_file",
       toForm({ file, source, target }),
     );
     // The server may not know the name by which the browser reaches it.
-    return `download_file/${translatedFileUrl.slice(translatedFileUrl.lastIndexOf("/") + 1)}`;
+    const name = translatedFileUrl.slice(translatedFileUrl.lastIndexOf("/") + 1);
+    return (await this.fetch(`download_file/${name}`)).blob();
   }
 
   private async fetchJson<T>(path: string, body?: Body, signal?: AbortSignal): Promise<T> {
-    const headers = { ...body?.headers, ...(this.key && { Authorization: `Bearer ${this.key}` }) };
-    const options = { headers, signal: signal ?? null };
-    const response = await fetch(path, body ? { ...options, method: "POST", body: body.content } : options).catch(
-      (reason: unknown) => {
-        if (reason instanceof DOMException && reason.name === "AbortError") throw reason;
-        throw new RequestFailure("The server does not respond. Check that regard serve is still running.", 0);
-      },
-    );
-    const content = await response.json().catch((reason: unknown) => {
-      if (reason instanceof DOMException && reason.name === "AbortError") throw reason;
-      return null;
-    });
-    if (response.ok && content !== null) return content as T;
-    const wait = response.headers.get("Retry-After");
-    const message = (content as { error?: string } | null)?.error ?? `The server answered with the status ${response.status}.`;
-    throw new RequestFailure(wait ? `${message} Try again in ${wait} s.` : message, response.status);
+    const response = await this.fetch(path, body, signal);
+    return (await response.json().catch((reason: unknown) => {
+      throw describe(reason, "The answer of the server is not JSON.");
+    })) as T;
   }
+
+  private async fetch(path: string, body?: Body, signal?: AbortSignal): Promise<Response> {
+    const headers = { ...body?.headers, ...(this.key && { Authorization: `Bearer ${this.key}` }) };
+    const options = { headers, signal: signal ?? null, ...(body && { method: "POST", body: body.content }) };
+    const response = await fetch(path, options).catch((reason: unknown) => {
+      throw describe(reason, "The server does not respond. Check that regard serve is still running.");
+    });
+    if (response.ok) return response;
+    const { error } = (await response.json().catch(() => ({}))) as { error?: string };
+    const wait = response.headers.get("Retry-After");
+    const message = error ?? `The server answered with the status ${response.status}.`;
+    throw new Error(wait ? `${message} Try again in ${wait} s.` : message);
+  }
+}
+
+/** Return why a request failed. One that was aborted fails as aborted. */
+function describe(reason: unknown, message: string): unknown {
+  return reason instanceof DOMException && reason.name === "AbortError" ? reason : new Error(message);
 }
 
 interface Body {

@@ -284,7 +284,7 @@ export class Store extends EventTarget {
     try {
       if (!formats.some((extension) => entry.file.name.toLowerCase().endsWith(extension)))
         throw new Error(`This type of document is not supported. Use one of: ${formats.join(", ")}.`);
-      entry.outcome = await this.client.translateFile(entry.file, entry.source, entry.target);
+      entry.outcome = URL.createObjectURL(await this.client.translateFile(entry.file, entry.source, entry.target));
       entry.state = "done";
       this.announce(`${entry.file.name} is translated.`);
     } catch (reason) {
