@@ -30,7 +30,7 @@ def create_app(runs: list[Path], predictor: Path) -> FastAPI:
     def describe(model: regard.Model, sentence: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         best = model.predict(sentence, beam=4, nbest=3)
         [alignment] = model.align([(sentence, best.text)], tokens=False)
-        found = {
+        found: dict[str, Any] = {
             "source": sentence, "text": best.text, "words": spans(best.text), "source_words": spans(sentence),
             "links": sorted(alignment.links), "alternatives": [{"text": each.text} for each in best.alternatives],
         }  # fmt: skip
@@ -43,7 +43,8 @@ def create_app(runs: list[Path], predictor: Path) -> FastAPI:
         text, source = fields["q"], fields["source"]
         detected = "de" if "ist" in text.split() else "en"
         model = models[f"{detected if source == 'auto' else source}-{fields['target']}"]
-        sentences, texts = [], [[], []]
+        sentences: list[dict[str, Any]] = []
+        texts: list[list[str]] = [[], []]
         for match in re.finditer(r"(\s*)([^.\s][^.\n]*\.?)|\s+", text):
             space, sentence = match[1] or "", match[2]
             found = describe(model, sentence, fields) if sentence else {"text": match[0], "alternatives": []}
@@ -61,7 +62,7 @@ def create_app(runs: list[Path], predictor: Path) -> FastAPI:
 
     @app.post("/")
     async def post_form(request: Request) -> Response:
-        fields = {**(await request.form()), "regard": {}}
+        fields: dict[str, Any] = {**(await request.form()), "regard": {}}
         found = translate(fields)
         form = Form(fields["q"], fields["source"], fields["target"], found["translatedText"], found["alternatives"],
                     found.get("detectedLanguage", {}).get("language", ""))  # fmt: skip
@@ -99,7 +100,8 @@ def create_app(runs: list[Path], predictor: Path) -> FastAPI:
     @app.post("/translate_file")
     async def post_file(request: Request) -> Any:
         async with request.form() as form:
-            fields = {**form, "regard": {}, "q": (await form["file"].read()).decode()}
+            file: Any = form["file"]
+            fields: dict[str, Any] = {**form, "regard": {}, "q": (await file.read()).decode()}
         found = translate(fields)
         files["1.txt"] = found["translatedText"]
         return {"translatedFileUrl": "http://other:1/download_file/1.txt"}

@@ -211,9 +211,10 @@ export class TranslatorApp extends LitElement {
     </section>`;
   }
 
-  private renderWords(): (TemplateResult | string)[] | string {
+  private renderWords(): (TemplateResult | string)[] | TemplateResult | string {
     const { store } = this;
     const { best, shown } = store.result!;
+    if (!store.shownText) return html`<span class="muted">The result is empty.</span>`;
     if (shown > 0) return store.shownText;
     const lit = store.findHighlighted("result");
     const current = Math.min(this.current, best.words.length - 1);
