@@ -38,8 +38,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regard.formatting import format_bytes, table
+from regard.serving.limits import LimitsMiddleware
 from regard.serving.server import run_server
-from regard.serving.settings import ServerOptions
+from regard.serving.settings import RequestLimits, ServerOptions
 
 HANG: Final = 120.0
 """A response that takes longer, in seconds, is taken to hang."""
@@ -56,7 +57,9 @@ def create_demo() -> Starlette:
         await asyncio.sleep(random.uniform(0.002, 0.02))
         return JSONResponse({"translatedText": content["q"].upper()})
 
-    return Starlette(routes=[Route("/translate", translate, methods=["POST"])])
+    app = Starlette(routes=[Route("/translate", translate, methods=["POST"])])
+    app.add_middleware(LimitsMiddleware, limits=RequestLimits())
+    return app
 
 
 @final
@@ -190,12 +193,15 @@ class Clients:
 
 
 async def stop_under_load(server: Server, body: bytes, clients: int, seconds: float) -> Clients:
-    """Send requests, stop the server after some seconds, and wait until it refuses connections."""
+    """Send requests, stop the server after some seconds, and wait until it refuses connections.
+
+    All its processes receive the signal, as from systemd or a terminal.
+    """
     load = Clients(server.host, server.port, body, clients)
 
     async def stop() -> None:
         await asyncio.sleep(seconds)
-        server.process.send_signal(signal.SIGTERM)
+        os.killpg(server.process.pid, signal.SIGTERM)
         await asyncio.to_thread(server.process.wait, HANG)
 
     await load.run(stop)

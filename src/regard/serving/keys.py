@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from regard.errors import ConfigError
+from regard.regular_files import read_regular
 from regard.serving.errors import RequestError
 from regard.serving.settings import AccessSettings
 
@@ -37,7 +38,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
     `sha256:` and the hash of the key in hexadecimal digits. Raise ConfigError if it is not valid.
     """
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"--keys {path}: the file cannot be read: {reason}. Check the path.") from None

@@ -4,7 +4,6 @@ A line has no texts unless they are asked for. No line has an address or a key: 
 keys, so it is not logged.
 """
 
-import json
 import logging
 import sys
 import time
@@ -14,6 +13,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from regard.formatting import to_json
 from regard.serving.metrics import Metrics
 from regard.serving.settings import LogFormat
 
@@ -42,7 +42,7 @@ class _JsonFormatter(logging.Formatter):
         content |= {"level": record.levelname.lower(), "message": record.getMessage()} if request is None else request
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(content)
+        return to_json(content)
 
 
 @final

@@ -19,7 +19,6 @@ import ctypes
 import errno
 import logging
 import os
-import pickle
 import selectors
 import signal
 import socket
@@ -46,7 +45,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from regard.errors import ConfigError, RegardError, ResourceError
+from regard.errors import ConfigError, RegardError, ResourceError, is_memory_failure
 from regard.formatting import quantity, to_json
 from regard.serving.logs import configure_logging
 from regard.serving.settings import ServerOptions
@@ -250,7 +249,8 @@ class _Server(uvicorn.Server):
                 each.close_if_quiet()
             await asyncio.sleep(_TICK)
         if tasks:
-            log.warning(f"{quantity(len(tasks), 'request')} did not finish within {self.options.drain:g} s (--drain).")
+            count = quantity(len(tasks), "request")
+            log.warning(f"Cancelled {count} that did not finish within {self.options.drain:g} s after the signal.")
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_SECONDS_TO_EXIT / 2)
@@ -284,7 +284,7 @@ class _Server(uvicorn.Server):
 
 
 def _ignore_attempts_to_connect(listener: socket.socket) -> None:
-    """Drop the first packet of each handshake. Handshakes that have begun are completed.
+    """Drop the first packet of each handshake. Other packets are processed, so that handshakes end.
 
     The client sends the packet again after a second. If the socket has been closed meanwhile, it is refused.
     """
@@ -495,14 +495,23 @@ def _work(
         config = _configure(create_app(), options)
         asyncio.run(_Server(config, options, listener, lambda: control.send(None), read_order).serve())
     except Exception as error:
-        error.add_note(traceback.format_exc())
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            error = RuntimeError(f"{type(error).__name__}: {error}")
         with suppress(OSError):
-            control.send(error)
+            control.send(_simplify(error))
         sys.exit(1)
+
+
+def _simplify(error: Exception) -> Exception:
+    """Return an exception of a worker as one of a class that every process knows, with its traceback as a note."""
+    simple: Exception
+    if is_memory_failure(error):
+        simple = ResourceError("A worker ran out of memory. Use fewer --workers, or smaller models.")
+    elif isinstance(error, RegardError):
+        kind = next(each for each in type(error).__mro__ if each.__module__ == RegardError.__module__)
+        simple = kind(str(error))
+    else:
+        simple = RuntimeError(f"{type(error).__name__}: {error}")
+    simple.add_note("".join(traceback.format_exception(error)))
+    return simple
 
 
 @final
