@@ -7,6 +7,8 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final, NamedTuple
 
+from regard.regular_files import read_regular
+
 STATIC: Final = Path(__file__).parent / "static"
 """The folder of the bundle, which `web/` is built into."""
 
@@ -53,7 +55,7 @@ class Form(NamedTuple):
 @cache
 def read_static(name: str) -> bytes:
     """Return the content of a file of the page, which is one of `CONTENT_TYPES`."""
-    return (STATIC / name).read_bytes()
+    return read_regular(STATIC / name)
 
 
 def render(
@@ -114,4 +116,4 @@ def _render_options(names: Mapping[str, str], selected: str) -> str:
 
 @cache
 def _template() -> Template:
-    return Template((STATIC / "translate.html").read_text("utf-8"))
+    return Template(read_regular(STATIC / "translate.html").decode())
