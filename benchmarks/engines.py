@@ -1,12 +1,14 @@
 """How fast are the engines, and do they predict the same text?
 
+    python benchmarks/engines.py runs/dates
     python benchmarks/engines.py runs/multi30k-post-norm --source test_2016_flickr.lc.norm.tok.en.gz
 
-Each engine predicts the same sentences with the same model and the same search, on one CPU thread: torch (the
-reference), CTranslate2 through regard in float32 and int8, CTranslate2 without regard ("bare"), and `generate` of
-Hugging Face Transformers with the exported model. Texts are tokenized and detokenized in each case. The engines take
-turns, and the table shows the median of the CPU time. CTranslate2 and Transformers have other length penalties, so they
-are compared with a length penalty of 0.
+Each engine that supports the model predicts the same sentences with the same search, on one CPU thread: torch (the
+reference), CTranslate2 through regard in float32 and int8, ONNX Runtime through regard, and, for Transformers,
+CTranslate2 without regard ("bare") and `generate` of Hugging Face Transformers with the exported model. Texts are
+tokenized and detokenized in each case. The engines take turns, and the table shows the median of the CPU time. The
+column "start" is the CPU time of conversion and of the first 8 sentences. CTranslate2 and Transformers have other
+length penalties, so they are compared with a length penalty of 0.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import torch
 
 import regard
 from regard.api.line_prediction import LineOptions, LinePredictor
+from regard.data.corpora import load_corpus
 from regard.decoding.settings import SearchSettings
 from regard.formatting import table
 
@@ -92,11 +95,15 @@ def open_engines(model: regard.Model, folder: Path, search: dict[str, Any], peer
         "torch": LineOptions(search=settings, engine="torch"),
         "ct2 float32": LineOptions(search=settings, engine="ct2"),
         "ct2 int8": LineOptions(search=settings, engine="ct2", precision="int8"),
+        "onnx": LineOptions(search=settings, engine="onnx"),
     }
-    engines: dict[str, Engine] = {
-        name: partial(predict, LinePredictor(model, options)) for name, options in own.items()
-    }
-    if search.get("length_penalty") == 0 or not search:
+    engines: dict[str, Engine] = {}
+    for name, options in own.items():
+        try:
+            engines[name] = partial(predict, LinePredictor(model, options))
+        except regard.ConfigError as error:
+            print(error)
+    if "ct2 float32" in engines and (search.get("length_penalty") == 0 or not search):
         if "ct2" in peers:
             engines["CTranslate2, bare"] = open_bare(model, folder / "ct2", search)
         if "hf" in peers:
@@ -105,11 +112,16 @@ def open_engines(model: regard.Model, folder: Path, search: dict[str, Any], peer
 
 
 def measure(engines: dict[str, Engine], texts: list[str], rounds: int) -> list[list[str]]:
-    """Return the rows of a table: sentences per second, the speedup over torch, and the share of identical texts."""
+    """Return the rows of a table: sentences per second, the speedup over torch, the share of identical texts, and the
+    time of the start.
+    """
     outputs: dict[str, list[str]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for engine in engines.values():
+    starts: dict[str, float] = {}
+    for name, engine in engines.items():
+        start = time.process_time()
         engine(texts[:8])
+        starts[name] = time.process_time() - start
     for _ in range(rounds):
         for name, engine in engines.items():
             start = time.process_time()
@@ -119,33 +131,40 @@ def measure(engines: dict[str, Engine], texts: list[str], rounds: int) -> list[l
     rows = []
     for name, median in medians.items():
         same = sum(a == b for a, b in zip(outputs[name], outputs["torch"], strict=True)) / len(texts)
-        rows.append([name, f"{len(texts) / median:.1f}", f"{medians['torch'] / median:.2f} ×", f"{same:.1%}"])
+        speed, ratio = f"{len(texts) / median:.1f}", f"{medians['torch'] / median:.2f} ×"
+        rows.append([name, speed, ratio, f"{same:.1%}", f"{starts[name]:.1f} s"])
     if "CTranslate2, bare" in medians:
         over = medians["ct2 float32"] / medians["CTranslate2, bare"] - 1
-        rows.append(["ct2 float32 over bare", "", f"{over:+.1%}", ""])
+        rows.append(["ct2 float32 over bare", "", f"{over:+.1%}", "", ""])
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="run folder of a post-norm Transformer with sinusoidal positions")
-    parser.add_argument("--source", type=Path, required=True, help="sentences, one per line, plain or gzipped")
+    parser.add_argument("model", help="run folder of a model that reads text")
+    parser.add_argument(
+        "--source", type=Path, help="sentences, one per line, plain or gzipped; by default, the test set of the model"
+    )
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", nargs="*", default=["ct2", "hf"], help="other software to compare: ct2, hf")
     parser.add_argument("--search", nargs="+", choices=list(SEARCHES), default=list(SEARCHES))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    opened = gzip.open if arguments.source.suffix == ".gz" else open
-    with opened(arguments.source, "rt", encoding="utf-8") as file:
-        texts = [line.rstrip("\n") for line in file][: arguments.sentences]
     model = regard.load(arguments.model, device="cpu")
+    if arguments.source is None:
+        texts = [str(source) for source, _ in load_corpus(model.settings.data).test or ()]
+    else:
+        opened = gzip.open if arguments.source.suffix == ".gz" else open
+        with opened(arguments.source, "rt", encoding="utf-8") as file:
+            texts = [line.rstrip("\n") for line in file]
+    texts = texts[: arguments.sentences]
     for name in arguments.search:
         with tempfile.TemporaryDirectory() as folder:
             engines = open_engines(model, Path(folder), SEARCHES[name], arguments.peers)
             rows = measure(engines, texts, arguments.rounds)
         print(f"{name}, {len(texts)} sentences, {arguments.rounds} rounds")
-        print(table(["engine", "sentences/s", "speed-up", "same text"], rows), flush=True)
+        print(table(["engine", "sentences/s", "speed-up", "same text", "start"], rows), flush=True)
 
 
 if __name__ == "__main__":

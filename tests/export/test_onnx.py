@@ -16,57 +16,13 @@ from regard.export.onnx_model import DECODER, DESCRIPTION, ENCODER, OnnxModel
 from regard.models.contracts import Source, Tokens, reorder
 from regard.models.vision.sources import LENGTH_HINT
 from tests_marian import make_pairs
+from tests_onnx import GRU, KINDS, RECURRENT, SEARCHED, train, train_captioner
 
 onnx = pytest.importorskip("onnx", reason="onnx is missing; install it with: pip install -e '.[test]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is missing; install it with: pip install -e '.[test]'")
 
 EXAMPLE = Path(__file__).parents[2] / "examples/onnx_beam_search.py"
 TEXTS = [source for source, _ in make_pairs(12, seed=1)]
-SMALL = {"tokenizer": {"kind": "bpe", "vocabulary": 120}, "training.batch_size": 32, "training.learning_rate": 5e-3}
-RECURRENT = {"model": "recurrent", "model.embedding": 24, "model.encoder.hidden": 24, "model.decoder.hidden": 24}
-GRU = {**RECURRENT, "model.encoder.bidirectional": True}
-LSTM = {
-    **RECURRENT,
-    "model.encoder.cell": "lstm",
-    "model.encoder.layers": 2,
-    "model.decoder.cell": "lstm",
-    "model.decoder.order": "luong",
-    "model.decoder.input_feeding": True,
-    "model.attention.score": "general",
-}
-FIXED = {"model": "fixed", "model.embedding": 24, "model.encoder.hidden": 32, "model.decoder.hidden": 32}
-TRANSFORMER = {"model": "transformer", "model.size": 32, "model.heads": 2, "model.layers": 2}
-KINDS: dict[str, dict[str, Any]] = {
-    "gru": GRU,
-    "lstm": LSTM,
-    "fixed": FIXED,
-    "transformer": TRANSFORMER,
-    "pre-norm": {
-        **TRANSFORMER,
-        "model.norm": "pre",
-        "model.normalization": "rms",
-        "model.positions": "rotary",
-        "model.activation": "swiglu",
-        "tokenizer.shared": False,
-    },
-    "learned": {**TRANSFORMER, "model.layers": 1, "model.positions": "learned", "model.self_score": "additive"},
-    "local": {**GRU, "model.attention.score": "concat", "model.attention.scope": "local_p"},
-    "coverage": {
-        **GRU,
-        "model.attention.score": {"kind": "location_aware", "features": "sum"},
-        "model.decoder.gate": True,
-    },
-    "copy": {**GRU, "model.decoder.order": "conditional", "model.decoder.copy_source": True, "tokenizer.shared": True},
-    "intra": {**GRU, "model.decoder.intra_attention": "general", "model.attention.select": "hard"},
-    "sparse": {**GRU, "model.attention.select": "sparsemax", "model.attention.scope": "local_m"},
-    "marginal": {**GRU, "model.attention.select": "hard_exact", "model.encoder.reverse": True},
-}
-
-
-def train(path: Path, steps: int = 1, **settings: Any) -> regard.Model:
-    overrides = {**SMALL, **settings, "training.steps": steps}
-    run = regard.train(pairs=make_pairs(300), dev=make_pairs(5, seed=9), overrides=overrides, out=path, quiet=True)
-    return run.load(device="cpu")
 
 
 @torch.no_grad()
@@ -94,7 +50,7 @@ def compare(model: regard.Model, exported: OnnxModel, source: Source, hypotheses
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_logits_of_each_step_and_the_text_of_the_example_are_the_same(tmp_path: Path, kind: str) -> None:
-    is_searched = kind in {"gru", "lstm", "fixed", "transformer", "pre-norm"}
+    is_searched = kind in SEARCHED
     model = train(tmp_path / "run", 200 if is_searched else 2, **KINDS[kind])
     model.network.eval()
     exported = OnnxModel(model.export(tmp_path / "onnx", "onnx"))
@@ -111,9 +67,7 @@ def test_the_logits_of_each_step_and_the_text_of_the_example_are_the_same(tmp_pa
 
 @pytest.mark.slow
 def test_a_captioner_gives_the_same_captions(tmp_path: Path) -> None:
-    sizes = {"data.train": 64, "data.dev": 4, "data.test": 4, "model.decoder.hidden": 24, "model.embedding": 16}
-    settings = {**sizes, "model.encoder.channels": [8, 8], "training.steps": 30, "training.validate_every": 30}
-    model = regard.train("scenes", settings, out=tmp_path / "run", quiet=True).load(device="cpu")
+    model = train_captioner(tmp_path / "run")
     model.export(tmp_path / "onnx", "onnx")
     images = [np.random.default_rng(seed).integers(256, size=(64, 64, 3), dtype=np.uint8) for seed in range(3)]
     pixels = np.stack(images).transpose(0, 3, 1, 2)

@@ -22,7 +22,7 @@ from regard.quantities import (
     Weight,
 )
 
-EngineName = Literal["auto", "torch", "ct2"]
+EngineName = Literal["auto", "torch", "ct2", "onnx"]
 """What computes predictions: torch, CTranslate2, or the fastest of them with the same output."""
 
 Precision = Literal["float32", "int8"]

@@ -8,6 +8,7 @@ from regard.decoding.engine import Engine, Request
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import EngineName, Precision
 from regard.engines.ct2 import CTranslate2Engine
+from regard.engines.onnx import OnnxEngine
 from regard.errors import ConfigError
 from regard.export.exporter import TrainedModel
 from regard.ops.int8 import quantized_copy
@@ -16,9 +17,14 @@ log = logging.getLogger(__name__)
 
 
 def build_engines(predictor: Predictor, model: TrainedModel, precision: Precision) -> dict[str, Engine]:
-    """Return the engines of a model by name, the fastest first."""
+    """Return the engines of a model by name, the fastest first.
+
+    ONNX Runtime is last: a step is faster than with torch, but at each start the model is converted, which takes longer
+    than most predictions (docs/results.md).
+    """
     reference = replace(predictor, model=quantized_copy(predictor.model)) if precision == "int8" else predictor
-    return {engine.name: engine for engine in (CTranslate2Engine(predictor, model, precision), reference)}
+    engines = CTranslate2Engine(predictor, model, precision), reference, OnnxEngine(predictor, model)
+    return {engine.name: engine for engine in engines}
 
 
 def choose_engine(engines: Mapping[str, Engine], name: EngineName, request: Request) -> Engine:
@@ -43,10 +49,9 @@ def choose_engine(engines: Mapping[str, Engine], name: EngineName, request: Requ
     differences = {name: engine.find_difference(request) for name, engine in usable.items()}
     exact = [name for name in usable if differences[name] is None]
     chosen = exact[0] if exact else next(iter(usable))
+    faster = list(engines)[: list(engines).index(chosen)]
     reasons = "".join(
-        f" {name} is not used: {reason.removesuffix('.')}."
-        for name, reason in {**obstacles, **(differences if exact else {})}.items()
-        if reason is not None
+        f" {name} is not used: {(obstacles[name] or differences[name] or '').removesuffix('.')}." for name in faster
     )
     log.info("The engine is %s.%s", chosen, reasons or " It is the fastest for this model and this search.")
     return usable[chosen]

@@ -6,9 +6,8 @@ an exception matters is recognized, and torch predicts its source again.
 """
 
 import math
-import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -24,6 +23,7 @@ from regard.decoding.predictor import SPECIAL_TOKENS, Predictor
 from regard.decoding.search import Hypothesis, remove_loops
 from regard.decoding.settings import Precision, SearchSettings
 from regard.decoding.steps import call_before_step
+from regard.engines.conversion import Conversion, find_conversion_obstacle
 from regard.export.ct2 import CTranslate2Exporter, count_positions
 from regard.export.exporter import TrainedModel
 
@@ -41,28 +41,19 @@ _NEGLIGIBLE_PENALTY = 1e-9
 
 @final
 class CTranslate2Engine(Engine):
-    """Predicts with CTranslate2. The weights are converted on the first prediction, and again if they have changed.
-
-    Conversion takes a fraction of the time that loading the model takes, so converted models are not cached.
-    """
+    """Predicts with CTranslate2. Conversion takes a fraction of the time that loading the model takes."""
 
     name: ClassVar[str] = "ct2"
 
     def __init__(self, predictor: Predictor, model: TrainedModel, precision: Precision = "float32") -> None:
-        self._torch, self._model, self._precision = predictor, model, precision
-        self._opened: tuple[list[tuple[int, int]], _Translator] | None = None
-        """The versions of the weights, and what they were converted to."""
+        self._torch, self._model = predictor, model
+        load = partial(_Translator.load, model=model, precision=precision)
+        self._conversion = Conversion(model, CTranslate2Exporter(precision), load)
 
     def find_obstacle(self, request: Request) -> str | None:
-        if find_spec("ctranslate2") is None:
-            return "the package ctranslate2 is not installed. Run pip install 'regard[fast]'."
-        if self._model.members > 1:
-            return "it does not support ensembles. Use a single model, or the engine torch."
-        obstacle = CTranslate2Exporter().find_obstacle(self._model)
+        obstacle = find_conversion_obstacle(self._torch, self._model, CTranslate2Exporter(), ("ctranslate2",), "fast")
         if obstacle is not None:
             return obstacle
-        if self._torch.device.type != "cpu" or self._torch.dtype != torch.float32:
-            return f"the model is on the device {self._torch.device} in {self._torch.dtype}. Use the CPU and float32."
         values = {name: getattr(request.search, name) for name in _TORCH_ONLY}
         fields = SearchSettings.model_fields
         requested = [f"{name}={value}" for name, value in values.items() if value != fields[name].default]
@@ -105,7 +96,7 @@ class CTranslate2Engine(Engine):
         self, sources: Sequence[Any], search: SearchSettings, batch_size: int | None
     ) -> list[list[Hypothesis] | None]:
         """Return the hypotheses for each source; None if torch must predict them."""
-        translator = self._open()
+        translator = self._conversion.open()
         lengths = torch.tensor([source.length for source in sources], dtype=torch.long)
         limits = self._torch.limit_lengths(lengths).tolist()
         found: list[list[Hypothesis] | None] = [None] * len(sources)
@@ -120,13 +111,6 @@ class CTranslate2Engine(Engine):
             for row, result in zip(rows, results, strict=True):
                 found[row] = translator.read(result.result(), limits[row], search)
         return found
-
-    def _open(self) -> "_Translator":
-        """Convert the weights, if this version of them has not been converted yet."""
-        versions = [(weight.data_ptr(), weight._version) for weight in self._model.network.parameters()]
-        if self._opened is None or self._opened[0] != versions:
-            self._opened = versions, _Translator.of(self._model, self._precision)
-        return self._opened[1]
 
 
 def _needs_several_hypotheses(search: SearchSettings) -> bool:
@@ -143,14 +127,12 @@ class _Translator(NamedTuple):
     positions: int
 
     @classmethod
-    def of(cls, model: TrainedModel, precision: Precision) -> "_Translator":
-        """Convert a model. Each CPU thread of torch translates a batch."""
+    def load(cls, folder: Path, model: TrainedModel, precision: Precision) -> "_Translator":
+        """Open a converted model. Each CPU thread of torch translates a batch."""
         from ctranslate2 import Translator
 
         threads = torch.get_num_threads()
-        with tempfile.TemporaryDirectory(prefix="regard-ct2-") as folder:
-            CTranslate2Exporter(precision).write(model, Path(folder))
-            opened = Translator(folder, compute_type=precision, inter_threads=threads, intra_threads=1)
+        opened = Translator(str(folder), compute_type=precision, inter_threads=threads, intra_threads=1)
         source, target = (side.tokens(range(len(side))) for side in model.tokenizers)
         target_ids = {token: index for index, token in enumerate(target)}
         return cls(opened, source, target_ids, count_positions(model.settings))

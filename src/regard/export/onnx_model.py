@@ -111,7 +111,8 @@ class OnnxModel:
         """Run one step from the previous tokens → (logits_NV, state). The rows of a sentence, its hypotheses, are
         adjacent; the keys have one row for each sentence.
         """
-        rows, hypotheses = len(keys[0]), len(token_N) // len(keys[0])
+        rows = len(keys[0]) if keys else len(token_N)
+        hypotheses = len(token_N) // rows
         by_row = [part.reshape(rows, hypotheses, *part.shape[1:]) for part in (token_N, *state)]
         arrays = [by_row[0], *keys, *by_row[1:]]
         inputs = dict(zip(self.description.decoder_inputs, arrays, strict=True))
@@ -153,6 +154,8 @@ def _open_graph(path: Path, inputs: Sequence[str], outputs: Sequence[str], threa
     external = _check_graph(path, model, inputs, outputs)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
+    # Threads that wait actively for the next step would slow down the search in between.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(
             str(path) if external else content, options, providers=["CPUExecutionProvider"]
