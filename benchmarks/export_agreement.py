@@ -1,11 +1,13 @@
 """Do models compute the same in other software? Needs transformers, sentencepiece and ctranslate2.
 
-    python benchmarks/finetune_import.py --data multi30k/raw
-    python benchmarks/export_agreement.py multi30k RUN runs/finetune-import/seed0/marian
+    python benchmarks/export_agreement.py
+    python benchmarks/export_agreement.py --data multi30k --models RUN runs/finetune-import/seed0/marian
 
-RUN was trained on `tok` with settings that Marian can express, for example `regard train multi30k-transformer
-model.norm=post model.positions=sinusoidal`. It is exported to Transformers and CTranslate2. The last argument is a
-Marian model of Transformers that was trained on `raw`. It is imported, and exported again.
+A run of regard is exported to Transformers and CTranslate2. A Marian model of Transformers, with SentencePiece models,
+is imported, and exported again. By default, both are trained on the corpus of dates for a few minutes. With --data, the
+run was trained on `tok` of Multi30k with settings that Marian can express, for example `regard train
+multi30k-transformer model.norm=post model.positions=sinusoidal`, and the Marian model on `raw`, for example by
+`finetune_import.py`.
 
 Prints on how many sentences of the test set both libraries generate the same text, with beam search in float32 and no
 length penalty; the largest difference of the attention weights and of log p of these texts; and how many tensors have
@@ -15,6 +17,7 @@ the same bits after an export and an import. For texts that differ, log p of bot
 import argparse
 import gzip
 import importlib
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +26,17 @@ import torch
 from torch import Tensor
 
 import regard
-from marian_models import Checkpoint, load_checkpoint, translate
+from marian_models import (
+    Checkpoint,
+    build_model,
+    load_checkpoint,
+    shuffle_batches,
+    train_model,
+    train_tokenizer,
+    translate,
+)
 from regard.data.batching import pad
+from regard.data.dates import sample
 from regard.data.tokens.tokenizers import START, Tokenizer
 from regard.export.importing import import_model
 from regard.export.sources import read_model
@@ -32,6 +44,11 @@ from regard.formatting import table
 
 TEST = "test_2016_flickr"
 BATCH = 50
+VOCABULARY = 1000
+SETTINGS = {
+    "model": "transformer", "model.norm": "post", "model.positions": "sinusoidal", "model.size": 64, "model.heads": 4,
+    "model.layers": 2, "tokenizer": {"kind": "bpe", "vocabulary": VOCABULARY}, "training.learning_rate": 2e-3,
+}  # fmt: skip
 
 
 class Outputs(NamedTuple):
@@ -131,21 +148,41 @@ def import_folder(folder: Path, out: Path) -> regard.Model:
     return regard.load(import_model(read_model(folder), out), device="cpu")
 
 
+def train_models(folder: Path, steps: int) -> tuple[Path, Path]:
+    """Train a model with regard and one with Transformers on the corpus of dates, and return their folders."""
+    limits = {"training.steps": steps, "training.validate_every": steps}
+    run = regard.train("dates", {**SETTINGS, **limits}, out=folder / "run", quiet=True)
+    marian, pairs = folder / "marian", sample("train", 20_000, 0)
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(marian, pairs, VOCABULARY, max_length=256)
+    model = build_model(tokenizer, size=64, layers=(2, 2), feedforward=256)
+    batches = itertools.islice(shuffle_batches(pairs, 64, seed=0), steps)
+    for _ in train_model(model, tokenizer, batches, 2e-3, lambda step: min(1.0, (step + 1) / 50)):
+        pass
+    tokenizer.save_pretrained(marian)
+    model.save_pretrained(marian)
+    return Path(run.path), marian
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder of Multi30k, with tok and raw")
-    parser.add_argument("run", help="a run of regard, trained on tok")
-    parser.add_argument("marian", type=Path, help="a Marian model of Transformers, trained on raw")
+    parser.add_argument("--data", type=Path, help="folder of Multi30k, with tok and raw; by default, the test dates")
+    parser.add_argument("--models", type=Path, nargs=2, metavar=("RUN", "MARIAN"), help="models of --data")
+    parser.add_argument("--steps", type=int, default=600, help="training steps of the default models")
     parser.add_argument("--count", type=int, default=200, help="number of test sentences")
     parser.add_argument("--beam", type=int, default=5)
     args = parser.parse_args()
-    run, checkpoint = regard.load(args.run, device="cpu"), load_checkpoint(args.marian)
-    tok = read_sources(args.data / "tok" / f"{TEST}.lc.norm.tok.en.gz", args.count)
-    raw = read_sources(args.data / "raw" / f"{TEST}.en.gz", args.count)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        imported = import_folder(args.marian, folder / "imported")
+        trained, marian = args.models or train_models(folder, args.steps)
+        run, checkpoint = regard.load(trained, device="cpu"), load_checkpoint(marian)
+        if args.data is None:
+            tok = raw = [source for source, _ in sample("test", args.count, 0)]
+        else:
+            tok = read_sources(args.data / "tok" / f"{TEST}.lc.norm.tok.en.gz", args.count)
+            raw = read_sources(args.data / "raw" / f"{TEST}.en.gz", args.count)
+        imported = import_folder(marian, folder / "imported")
         theirs = generate(checkpoint, raw, args.beam)
         rows.append(
             compare_texts("imported Marian: generate", imported, raw, predict(imported, raw, args.beam), theirs)

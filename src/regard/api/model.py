@@ -298,8 +298,9 @@ class Model:
             attention: Whether to record attention weights. Without them, prediction is faster.
             first_index: The index of the first text in the complete list, if a list is predicted in parts. A sample
                 depends on the seed and the index of its text, and not on `batch_size` or the other texts.
-            engine: What computes the predictions: "torch", "ct2" (CTranslate2), or "auto" for the fastest engine that
-                returns the same text as torch. "ct2" requires `attention=False`.
+            engine: What computes the predictions: "torch", "ct2" (CTranslate2), "onnx" (ONNX Runtime), or "auto" for
+                the fastest engine that returns the same text as torch. "auto" never uses "onnx", because converting the
+                model takes several seconds. "ct2" and "onnx" require `attention=False`.
             precision: "float32", or "int8" for quantized weights, on a CPU. torch computes only large matrix products
                 in int8.
             search: Settings of the search (`beam=5`; `sample=True, temperature=0.7`; see `regard.decoding.settings`)
@@ -613,7 +614,7 @@ class Model:
         """Return the engine with this name; for "auto", the fastest that returns the same predictions as torch.
 
         Args:
-            name: "torch", "ct2" or "auto".
+            name: "torch", "ct2", "onnx" or "auto".
             request: What the engine has to compute.
 
         Raises:

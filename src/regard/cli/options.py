@@ -147,8 +147,8 @@ def engine_options(function: F) -> F:
         type=click.Choice(get_args(EngineName)),
         default="auto",
         show_default=True,
-        help="Predict with torch, with ct2 (CTranslate2: Transformers on a CPU), or with the fastest engine that "
-        "returns the same text as torch (auto).",
+        help="Predict with torch, with ct2 (CTranslate2: Transformers on a CPU), with onnx (ONNX Runtime on a CPU), or "
+        "with the fastest of torch and ct2 that returns the same text as torch (auto).",
     )
     precision = click.option(
         "--precision",

@@ -23,7 +23,7 @@ from regard.quantities import (
 )
 
 EngineName = Literal["auto", "torch", "ct2", "onnx"]
-"""What computes predictions: torch, CTranslate2, or the fastest of them with the same output."""
+"""What computes predictions: torch, CTranslate2, ONNX Runtime, or the fastest with the same output as torch."""
 
 Precision = Literal["float32", "int8"]
 

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 def build_engines(predictor: Predictor, model: TrainedModel, precision: Precision) -> dict[str, Engine]:
     """Return the engines of a model by name, the fastest first.
 
-    ONNX Runtime is last: a step is faster than with torch, but at each start the model is converted, which takes longer
-    than most predictions (docs/results.md).
+    ONNX Runtime is last: the time that it takes to convert a model is saved only after about 100,000 sentences, if at
+    all (docs/results.md, Engines).
     """
     reference = replace(predictor, model=quantized_copy(predictor.model)) if precision == "int8" else predictor
     engines = CTranslate2Engine(predictor, model, precision), reference, OnnxEngine(predictor, model)
