@@ -72,8 +72,9 @@ def test_models_that_it_cannot_compute_are_refused(
     path = small_run.path
     with pytest.raises(regard.ConfigError, match="ensembles"):
         regard.load(path, path).predict("3 mai 2009", attention=False, engine="onnx")
-    with pytest.raises(regard.ConfigError, match="float64"):
-        regard.load(path, dtype="float64").predict("3 mai 2009", attention=False, engine="onnx")
+    for dtype in ("float64", "int8"):
+        with pytest.raises(regard.ConfigError, match=dtype):
+            regard.load(path, dtype=dtype).predict("3 mai 2009", attention=False, engine="onnx")
     long = train(tmp_path / "long", **{**KINDS["transformer"], "tokenizer.max_length": 4000})
     with pytest.raises(regard.ConfigError, match="4,096 positions"):
         long.predict("the dog", attention=False, engine="onnx")

@@ -10,6 +10,7 @@ import torch
 
 from regard.decoding.predictor import Predictor
 from regard.export.exporter import Exporter, TrainedModel
+from regard.ops.int8 import has_int8_weights
 
 T = TypeVar("T")
 
@@ -26,8 +27,9 @@ def find_conversion_obstacle(
     obstacle = exporter.find_obstacle(model)
     if obstacle is not None:
         return obstacle
-    if predictor.device.type != "cpu" or predictor.dtype != torch.float32:
-        return f"the model is on the device {predictor.device} in {predictor.dtype}. Use the CPU and float32."
+    dtype = torch.int8 if has_int8_weights(predictor.model) else predictor.dtype
+    if predictor.device.type != "cpu" or dtype != torch.float32:
+        return f"the model is on the device {predictor.device} in {dtype}. Use the CPU and float32."
     return None
 
 

@@ -84,7 +84,7 @@ class OnnxEngine(Engine):
         return replace(self._torch, model=Seq2Seq(_OnnxEncoder(model, network.encoder), _OnnxDecoder(model)))
 
 
-class _Begun(NamedTuple):
+class _EncoderOutput(NamedTuple):
     """The output of the encoder graph, in place of a memory: what `Decoder.begin` returns."""
 
     keys: Tensors
@@ -105,7 +105,7 @@ class _OnnxEncoder(Encoder[Source]):
 
     def forward(self, source: Source) -> Any:
         keys, state = self.model.begin(_to_arrays(source.tensors))
-        return _Begun(_to_tensors(keys), _to_tensors(state))
+        return _EncoderOutput(_to_tensors(keys), _to_tensors(state))
 
 
 @final
