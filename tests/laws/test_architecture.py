@@ -34,10 +34,10 @@ LAYERS = [
     {"runs"},
     {"training"},
     {"inspection"},
-    {"export", "serving"},
+    {"export"},
     {"engines"},
     {"api"},
-    {"explorer", "cluster"},
+    {"explorer", "cluster", "serving"},
     {"cli"},
     {"__init__", "__main__"},
 ]

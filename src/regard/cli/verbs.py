@@ -19,6 +19,7 @@ VERBS = {
     "compare": "Compare runs, or outputs in files, with significance tests.",
     "look": "Draw the attention weights of a prediction, or learning curves.",
     "explore": "Explore predictions and attention weights of models in the browser.",
+    "serve": "Serve models over HTTP, with the API of LibreTranslate and a page.",
     "align": "Align the words of pairs, and compute alignment error rate.",
     "export": "Write a model in the format of other software.",
     "import": "Import a Marian or Joey NMT model.",

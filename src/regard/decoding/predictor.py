@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +22,15 @@ from regard.data.tokens.tokenizers import END, PAD, START, UNKNOWN, Tokenizer, U
 from regard.decoding.beam import BeamStep, beam_search
 from regard.decoding.constraints import NO_CONSTRAINTS, Constraints, RequiredPhrases, TokenConstraints
 from regard.decoding.engine import GREEDY, Engine, Request
-from regard.decoding.rules import BannedPhrases, ForcedPrefix, MinLength, NoRepeatNgram, RepetitionPenalty, Rule
+from regard.decoding.rules import (
+    BannedPhrases,
+    ForcedPrefix,
+    MinLength,
+    NoRepeatNgram,
+    RepetitionPenalty,
+    ReportTokens,
+    Rule,
+)
 from regard.decoding.search import (
     Hypothesis,
     Sampler,
@@ -146,6 +154,17 @@ class Predictor(Engine):
                 nbest = self._predict_batch([sources[row] for row in rows], task, attention=attention)
                 predictions.update(zip(rows, nbest, strict=True))
         return [predictions[row] for row in range(len(sources))]
+
+    def predict_stepwise(self, source: SourceItem, report: Callable[[list[int]], object]) -> list[int]:
+        """Return the tokens that greedy search predicts for a source. Report those before each step, while it runs."""
+        with self.inference():
+            encoded = encode(self.model, self.collate([source]), nullcontext(Recording()))
+            limit_B = self.limit_lengths(encoded.length_B)
+            inputs = self.model.decoder, encoded.memory, SPECIAL_TOKENS, limit_B, choose_most_likely
+            [[hypothesis]] = decode_stepwise(*inputs, [ReportTokens(report)])
+        _check_finite([[hypothesis]])
+        shortened = remove_loops(hypothesis, source.tokens)
+        return hypothesis.tokens if shortened is None else shortened
 
     def limit_lengths(self, length_B: Tensor) -> Tensor:
         """Return the maximum number of tokens of a prediction, with END, given the length of its source."""

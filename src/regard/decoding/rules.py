@@ -4,7 +4,7 @@ B sentences, N hypotheses, T tokens generated so far, C the largest number of to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, final
@@ -63,6 +63,18 @@ class Rule(ABC):
         slots for hypotheses with more progress than others.
         """
         return None
+
+
+@final
+@dataclass(frozen=True)
+class ReportTokens(Rule):
+    """Changes nothing. Before each step, reports the tokens of the first hypothesis."""
+
+    report: Callable[[list[int]], object]
+
+    def __call__(self, log_p_NV: Tensor, generated: Generated) -> Tensor:
+        self.report(generated.tokens_NT[0].tolist())
+        return log_p_NV
 
 
 @final

@@ -1,0 +1,143 @@
+"""regard serve"""
+
+import tempfile
+from functools import partial
+from typing import get_args
+
+import click
+
+from regard.cli.options import (
+    accept_changes_option,
+    engine_options,
+    number_option,
+    parse_search_options,
+    search_options,
+    setting_option,
+)
+from regard.decoding.settings import EngineName, Precision
+from regard.errors import ConfigError
+from regard.quantities import WorkerCount
+from regard.registry import imported_plugins
+from regard.runs.folder import open_model
+from regard.serving.settings import (
+    AccessSettings,
+    AppOptions,
+    Loading,
+    LogFormat,
+    ModelAddress,
+    Rate,
+    RequestLimits,
+    ServerOptions,
+)
+
+EXAMPLES = """\b
+Examples:
+  regard serve runs/en-de runs/de-en
+  regard serve en:de=runs/first de:en=runs/second --port 5000
+  regard serve runs/en-de --engine ct2 --beam 4 --workers 2
+  regard serve runs/en-de --host 0.0.0.0 --keys keys.txt --characters 2000
+  regard serve runs/dates --certificate cert.pem --private-key key.pem
+  curl -d q='A dog.' -d source=en -d target=de localhost:5000/translate"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address of the server.")
+@click.option(
+    "--port", metavar="N", type=click.IntRange(0, 65535), default=5000, show_default=True,
+    help="Port of the server; 0 is a free port.",
+)  # fmt: skip
+@search_options("Beam size; 1 is greedy search. [default: that of validation]")
+@engine_options
+@number_option("--workers", WorkerCount, "N", "Serve with N processes, each with its own copy of the models.", 1)
+@click.option("--keys", metavar="FILE", help="Require an API key: FILE has lines NAME KEY [REQUESTS-PER-MINUTE].")
+@number_option("--requests-per-minute", Rate, "N", "Maximum rate of a key; without --keys, of an address.")
+@setting_option(
+    RequestLimits, "characters", "N", "Maximum number of characters of a request; 0 is any.", show_default=True
+)
+@setting_option(
+    RequestLimits, "timeout", "S", "Seconds after which a request without a result fails.", show_default=True
+)
+@setting_option(Loading, "queue", "N", "Maximum number of sentences that wait for each model.", show_default=True)
+@click.option("--certificate", metavar="FILE", help="Speak TLS with this certificate, a file in PEM format.")
+@click.option("--private-key", metavar="FILE", help="Private key of the certificate. [default: in the same file]")
+@click.option(
+    "--proxy", "proxies", metavar="ADDRESS", multiple=True,
+    help="Trust X-Forwarded-For and X-Forwarded-Proto of this address or network. Repeat for more.",
+)  # fmt: skip
+@click.option(
+    "--log-format", type=click.Choice(get_args(LogFormat)), default="auto", show_default=True,
+    help="Write logs as JSON or as text. auto is text on a terminal.",
+)  # fmt: skip
+@click.option("--log-texts", is_flag=True, help="Log the texts of requests. By default, only their length is logged.")
+@accept_changes_option
+def command(
+    models: tuple[str, ...],
+    host: str,
+    port: int,
+    beam: int | None,
+    settings: tuple[str, ...],
+    engine: EngineName,
+    precision: Precision,
+    workers: int,
+    keys: str | None,
+    requests_per_minute: float | None,
+    characters: int,
+    timeout: float,
+    queue: int,
+    certificate: str | None,
+    private_key: str | None,
+    proxies: tuple[str, ...],
+    log_format: LogFormat,
+    log_texts: bool,
+    accept_changes: bool,
+) -> None:
+    """Serve models over HTTP, with the API of LibreTranslate and a page for the browser.
+
+    MODEL is a model folder. Its languages are read from its name (en-de), or from the names of the training files
+    (train.en, train.de); SOURCE:TARGET=MODEL sets them. A model without languages answers POST /predict, or POST
+    /caption if it reads images.
+
+    Print the URL on stdout, and serve until Ctrl-C or SIGTERM; requests that were accepted are answered first. SIGHUP,
+    or new weights in a model folder, load the models again: the previous ones answer until the new ones have passed a
+    test. The API is described at /docs.
+    """
+    addresses = tuple(ModelAddress.parse(model) for model in models)
+    for address in addresses:
+        open_model(address.path, accept_changes=accept_changes)
+    try:
+        from regard.serving.app import create_app
+        from regard.serving.server import run_server
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] == "regard":
+            raise
+        raise ConfigError(
+            f"regard serve requires the package {error.name}, which is not installed. Run pip install 'regard[serve]'."
+        ) from None
+
+    with tempfile.TemporaryDirectory(prefix="regard-serve-") as downloads:
+        options = AppOptions(
+            loading=Loading(
+                models=addresses,
+                engine=engine,
+                precision=precision,
+                search=parse_search_options(beam, settings),
+                plugins=imported_plugins(),
+                accept_changes=accept_changes,
+                queue=queue,
+            ),
+            access=AccessSettings(keys=keys, requests_per_minute=requests_per_minute),
+            limits=RequestLimits(timeout=timeout, characters=characters),
+            downloads=downloads,
+            log_texts=log_texts,
+        )
+        server = ServerOptions(
+            host=host,
+            port=port,
+            workers=workers,
+            certificate=certificate,
+            private_key=private_key,
+            proxies=proxies,
+            log_format=log_format,
+        )
+        run_server(partial(create_app, options), server)
