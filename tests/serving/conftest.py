@@ -9,8 +9,9 @@ import uvicorn
 
 from regard.explorer.server import listen
 from regard.runs.folder import RunFolder
+from regard.serving.app import create_app
+from regard.serving.settings import AppOptions, Loading, ModelAddress, RequestLimits
 from tests_browser import browser, page
-from tests_stand_in import create_app
 from tests_translators import train_translators
 
 __all__ = ["browser", "page"]
@@ -24,8 +25,10 @@ def translators(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def url(translators: list[Path], small_run: RunFolder) -> Iterator[str]:
     """The URL of the server."""
+    models = tuple(ModelAddress(path=str(path)) for path in (*translators, small_run.path))
+    options = AppOptions(loading=Loading(models=models), limits=RequestLimits(characters=1_000))
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(translators, small_run.path), log_level="error", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(create_app(options), log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
