@@ -7,6 +7,8 @@ server in another process, with an application that waits for some milliseconds 
     python benchmarks/serving_soak.py --minutes 30              # memory
     python benchmarks/serving_soak.py --minutes 2 --leak 2000   # negative control: 2,000 bytes are kept per request
 
+    python benchmarks/serving_soak.py --rounds 100 --app serving_soak:create_models en:de=runs/en-de  # regard serve
+
 --app MODULE:FUNCTION ARGUMENT… serves the application that the function returns for these arguments, and --body is the
 JSON body that is sent to /translate. Exits with 1 if a request is lost, if the p99 of others more than doubles, if a
 slow client is not disconnected, or if memory grows.
@@ -40,7 +42,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from regard.formatting import format_bytes, table
 from regard.serving.limits import LimitsMiddleware
 from regard.serving.server import run_server
-from regard.serving.settings import RequestLimits, ServerOptions
+from regard.serving.settings import AppOptions, Loading, ModelAddress, RequestLimits, ServerOptions
 
 HANG: Final = 120.0
 """A response that takes longer, in seconds, is taken to hang."""
@@ -60,6 +62,14 @@ def create_demo() -> Starlette:
     app = Starlette(routes=[Route("/translate", translate, methods=["POST"])])
     app.add_middleware(LimitsMiddleware, limits=RequestLimits())
     return app
+
+
+def create_models(*models: str) -> Starlette:
+    """Return the application of `regard serve` for some models, SOURCE:TARGET=FOLDER."""
+    from regard.serving.app import create_app as create_serving_app
+
+    addresses = tuple(ModelAddress.parse(model) for model in models)
+    return create_serving_app(AppOptions(loading=Loading(models=addresses)))
 
 
 @final
