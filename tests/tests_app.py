@@ -9,7 +9,8 @@ from typing import Any, TypeVar, final
 import httpx
 from fastapi import FastAPI
 
-from regard.serving.app import create_app
+from regard.serving.app import Load, create_app
+from regard.serving.models import load_catalog
 from regard.serving.settings import AppOptions
 
 T = TypeVar("T")
@@ -38,9 +39,9 @@ class Client:
 
 
 @contextmanager
-def open_client(options: AppOptions) -> Iterator[Client]:
+def open_client(options: AppOptions, load: Load = load_catalog) -> Iterator[Client]:
     """Start an application, and stop it at the end of the block."""
-    app, loop = create_app(options), asyncio.new_event_loop()
+    app, loop = create_app(options, load), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     lifespan = app.router.lifespan_context(app)

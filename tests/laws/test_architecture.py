@@ -37,7 +37,8 @@ LAYERS = [
     {"export"},
     {"engines"},
     {"api"},
-    {"explorer", "cluster", "serving"},
+    {"explorer", "cluster"},
+    {"serving"},
     {"cli"},
     {"__init__", "__main__"},
 ]

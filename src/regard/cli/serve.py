@@ -1,6 +1,7 @@
 """regard serve"""
 
 import tempfile
+from contextlib import ExitStack
 from functools import partial
 from typing import get_args
 
@@ -26,6 +27,7 @@ from regard.serving.settings import (
     LogFormat,
     ModelAddress,
     Rate,
+    Replicas,
     RequestLimits,
     ServerOptions,
 )
@@ -37,6 +39,7 @@ Examples:
   regard serve runs/en-de --engine ct2 --beam 4 --workers 2
   regard serve runs/en-de --host 0.0.0.0 --keys keys.txt --characters 2000
   regard serve runs/dates --certificate cert.pem --private-key key.pem
+  regard serve runs/en-de --cluster head:6379 --replicas 2-8
   curl -d q='A dog.' -d source=en -d target=de localhost:5000/translate"""
 
 
@@ -50,6 +53,11 @@ Examples:
 @search_options("Beam size; 1 is greedy search. [default: that of validation]")
 @engine_options
 @number_option("--workers", WorkerCount, "N", "Serve with N processes, each with its own copy of the models.", 1)
+@click.option("--cluster", metavar="ADDRESS",
+              help="Compute predictions on a Ray cluster: HOST:PORT of its head node, auto, or local to start one "
+              "here. Run the command on a machine of the cluster.")  # fmt: skip
+@click.option("--replicas", metavar="N|MIN-MAX",
+              help="Copies of each model on the cluster; a range adapts to the load. [default: 1]")  # fmt: skip
 @click.option("--keys", metavar="FILE", help="Require an API key: FILE has lines NAME KEY [REQUESTS-PER-MINUTE].")
 @number_option("--requests-per-minute", Rate, "N", "Maximum rate of a key; without --keys, of an address.")
 @setting_option(
@@ -80,6 +88,8 @@ def command(
     engine: EngineName,
     precision: Precision,
     workers: int,
+    cluster: str | None,
+    replicas: str | None,
     keys: str | None,
     requests_per_minute: float | None,
     characters: int,
@@ -102,11 +112,16 @@ def command(
     or new weights in a model folder, load the models again: the previous ones answer until the new ones have passed a
     test. The API is described at /docs.
     """
+    if replicas is not None and cluster is None:
+        raise click.UsageError("--replicas needs --cluster. Use --workers for processes of this machine.")
+    copies = Replicas.parse(replicas or "1")
     addresses = tuple(ModelAddress.parse(model) for model in models)
     for address in addresses:
         open_model(address.path, accept_changes=accept_changes)
     try:
         from regard.serving.app import create_app
+        from regard.serving.cluster import ClusterLoader, open_cluster
+        from regard.serving.models import load_catalog
         from regard.serving.server import run_server
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] == "regard":
@@ -115,7 +130,7 @@ def command(
             f"regard serve requires the package {error.name}, which is not installed. Run pip install 'regard[serve]'."
         ) from None
 
-    with tempfile.TemporaryDirectory(prefix="regard-serve-") as downloads:
+    with tempfile.TemporaryDirectory(prefix="regard-serve-") as downloads, ExitStack() as stack:
         options = AppOptions(
             loading=Loading(
                 models=addresses,
@@ -140,4 +155,7 @@ def command(
             proxies=proxies,
             log_format=log_format,
         )
-        run_server(partial(create_app, options), server)
+        load = load_catalog
+        if cluster is not None:
+            load = ClusterLoader(stack.enter_context(open_cluster(cluster, copies)))
+        run_server(partial(create_app, options, load), server)

@@ -10,7 +10,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypedDict, final
@@ -149,31 +150,48 @@ class _CollectNotes(logging.Handler):
         logger.handlers, logger.propagate = self._before
 
 
-def pack_models(settings: WorkerSettings) -> bytes:
-    """Return an archive of what a worker on another machine needs: the files of the models, and plugins in files."""
+def pack_models(models: Sequence[tuple[str, str]], plugins: Sequence[str]) -> bytes:
+    """Return an archive of what another machine needs to predict: the files of models, each with the path of its run
+    folder and the name of its checkpoint, and plugins in files.
+    """
     archive = io.BytesIO()
     with ZipFile(archive, "w", strict_timestamps=False) as files:
-        for number, (folder, name) in enumerate(settings.models):
+        for number, (folder, name) in enumerate(models):
             run = RunFolder(Path(folder))
             weights = (path for path in (run.checkpoints / name).iterdir() if path.name != OPTIMIZER)
             for path in (run.config, *run.path.glob("tokenizer*.json"), *weights):
-                files.write(path, f"models/{number}/{path.relative_to(run.path)}")
-        for number, plugin in enumerate(settings.plugins):
+                files.write(path, f"{_locate_model(number, folder)}/{path.relative_to(run.path)}")
+        for number, plugin in enumerate(plugins):
             if plugin.endswith(".py"):
                 files.write(plugin, f"plugins/{number}/{Path(plugin).name}")
     return archive.getvalue()
 
 
-def load_packed(settings: WorkerSettings, archive: bytes) -> BlockPredictor:
-    """Load the models of an archive. Its files are removed when the models are in memory."""
+@contextmanager
+def unpack_models(
+    archive: bytes, models: Sequence[tuple[str, str]], plugins: Sequence[str]
+) -> Iterator[tuple[tuple[tuple[str, str], ...], tuple[str, ...]]]:
+    """Within a block of code, write the files of an archive, and return the models and plugins with their paths."""
     with tempfile.TemporaryDirectory(prefix="regard-model-") as folder:
         with ZipFile(io.BytesIO(archive)) as files:
             files.extractall(folder)
-        models = tuple((f"{folder}/models/{number}", name) for number, (_, name) in enumerate(settings.models))
-        plugins = tuple(
-            f"{folder}/plugins/{number}/{Path(plugin).name}" if plugin.endswith(".py") else plugin
-            for number, plugin in enumerate(settings.plugins)
+        yield (
+            tuple((f"{folder}/{_locate_model(number, path)}", name) for number, (path, name) in enumerate(models)),
+            tuple(
+                f"{folder}/plugins/{number}/{Path(plugin).name}" if plugin.endswith(".py") else plugin
+                for number, plugin in enumerate(plugins)
+            ),
         )
+
+
+def _locate_model(number: int, folder: str) -> str:
+    """Return the path of a model in an archive. The folder keeps its name, which can contain the languages."""
+    return f"models/{number}/{Path(folder).name}"
+
+
+def load_packed(settings: WorkerSettings, archive: bytes) -> BlockPredictor:
+    """Load the models of an archive. Its files are removed when the models are in memory."""
+    with unpack_models(archive, settings.models, settings.plugins) as (models, plugins):
         return BlockPredictor(settings.model_copy(update={"models": models, "plugins": plugins}))
 
 

@@ -5,12 +5,13 @@ The workers are actors, and the job assigns a block to an actor when it is idle,
 input is a stream of any size, and what happens when an actor dies is decided in one place (`corpus.py`).
 """
 
+import importlib
 import logging
 import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, final
 
 from regard.cluster.block_predictor import (
@@ -38,15 +39,18 @@ its default settings, Ray needs up to 20 seconds if a process was killed, and 70
 
 
 class Node(NamedTuple):
-    """A machine of the cluster: its address, the version of regard on it, or None, and its version of Python."""
+    """A machine of the cluster: its address, the version of regard on it, or None, its version of Python, and the first
+    module that it needs and cannot import.
+    """
 
     address: str
     regard: str | None
     python: str
+    missing: str | None = None
 
 
 def check_nodes(nodes: Iterable[Node]) -> None:
-    """Raise ConfigError unless all machines have this version of regard."""
+    """Raise ConfigError unless all machines have this version of regard, and the modules that it needs."""
     for node in nodes:
         if node.regard is None:
             raise ConfigError(
@@ -58,11 +62,16 @@ def check_nodes(nodes: Iterable[Node]) -> None:
                 f"The machine {node.address} of the cluster has regard {node.regard}, and this machine has regard "
                 f"{__version__}. Install the same version on all machines."
             )
+        if node.missing is not None:
+            raise ConfigError(
+                f"The machine {node.address} of the cluster does not have the module {node.missing}. Run pip install "
+                "'regard[ray,serve]' on all machines of the cluster."
+            )
 
 
-def connect(address: str) -> None:
+def connect(address: str, modules: Sequence[str] = ()) -> None:
     """Connect to a cluster. Raise ConfigError if Ray is not installed, if the cluster cannot be reached, or if one of
-    its machines does not have this version of regard.
+    its machines does not have this version of regard, or one of the modules.
     """
     try:
         # Ray sends statistics about its use unless this is set.
@@ -84,7 +93,7 @@ def connect(address: str) -> None:
             "machine of the cluster."
         ) from None
     try:
-        check_nodes(_describe_nodes())
+        check_nodes(_describe_nodes(modules))
     except BaseException:
         ray.shutdown()
         raise
@@ -102,7 +111,7 @@ def _check_reachable(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
 
 
-def _describe_nodes() -> list[Node]:
+def _describe_nodes(modules: Sequence[str]) -> list[Node]:
     """Run a small task on every machine of the cluster."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -110,7 +119,8 @@ def _describe_nodes() -> list[Node]:
     task = ray.remote(num_cpus=0, max_retries=0)(_build_check())
     nodes = _list_alive()
     calls = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(modules)
+        for node in nodes
     ]
     described = []
     for (node, address), call in zip(nodes.items(), calls, strict=True):
@@ -142,17 +152,23 @@ def _list_alive() -> dict[str, str]:
     return {node["NodeID"]: str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]}
 
 
-def _build_check() -> Callable[[], tuple[str | None, str]]:
+def _build_check() -> Callable[[Sequence[str]], tuple[str | None, str, str | None]]:
     """Return a function that describes a machine. Ray sends the code of a nested function, so that it runs without
     regard.
     """
 
-    def describe() -> tuple[str | None, str]:
+    def describe(modules: Sequence[str]) -> tuple[str | None, str, str | None]:
+        python = platform.python_version()
         try:
             from regard.version import __version__
         except ImportError:
-            return None, platform.python_version()
-        return __version__, platform.python_version()
+            return None, python, None
+        try:
+            for module in modules:
+                importlib.import_module(module)
+        except ImportError as error:
+            return __version__, python, error.name
+        return __version__, python, None
 
     return describe
 
@@ -191,7 +207,7 @@ class RayPool(Pool):
             self.size = size or gpus or cpus
             self._options = {"num_cpus": 1, "num_gpus": 1 if gpus else 0, "max_restarts": 0, "max_task_retries": 0}
             self._settings = settings.model_copy(update={"threads": None if gpus else 1})
-            self._archive = ray.put(pack_models(settings))
+            self._archive = ray.put(pack_models(settings.models, settings.plugins))
         except BaseException:
             ray.shutdown()
             raise

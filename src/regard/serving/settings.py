@@ -56,6 +56,29 @@ class Loading(Settings):
     """The maximum number of sentences that wait for a model."""
 
 
+class Replicas(Settings):
+    """The number of copies of each model on a cluster, which depends on the load if it is a range."""
+
+    minimum: WorkerCount = 1
+    maximum: WorkerCount = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Replicas":
+        """Parse N, or MIN-MAX."""
+        match = re.fullmatch(r"([1-9][0-9]{0,3})(?:-([1-9][0-9]{0,3}))?", text)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(f"--replicas {text}: expected a number, or MIN-MAX, for example 2 or 1-4.")
+        return cls(minimum=int(match[1]), maximum=int(match[2] or match[1]))
+
+
+class ClusterOptions(Settings):
+    """Where models are deployed. `user` identifies the server, with all its processes."""
+
+    address: str
+    replicas: Replicas
+    user: str
+
+
 class AccessSettings(Settings):
     """Who may send requests, and how many."""
 
