@@ -1,4 +1,4 @@
-"""The application of `regard serve`: its endpoints, which `docs/guides/serve-models.md` describes."""
+"""The application of `regard serve`: its endpoints, which `docs/serving-api.md` describes."""
 
 import asyncio
 import logging
