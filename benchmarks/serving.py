@@ -101,26 +101,25 @@ def build_commands(
     """Yield the command and the environment of each server, by name. The port replaces {port}."""
     model = regard.load(arguments.run, device="cpu")
     serve = [sys.executable, "-m", "regard", "serve", f"en:de={arguments.run}", "--port", "{port}"]
-    options = ["--beam", str(BEAM), "--log-format", "text", "--characters", "0"]
-    yield "regard, torch", ([*serve, "--engine", "torch", *options], {})
-    yield "regard, ct2", ([*serve, "--engine", "ct2", *options], {})
+    search = ["--beam", str(BEAM), "--log-format", "text", "--characters", "0"]
+    yield "regard, torch", ([*serve, "--engine", "torch", *search], {})
+    yield "regard, ct2", ([*serve, "--engine", "ct2", *search], {})
     exported = model.export(folder / "ct2", to="ct2")
     tokenizers = model.predictor.reader.tokenizer, model.predictor.tokenizer  # type: ignore[attr-defined]
     for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
         tokenizer.inner.save(str(exported / f"{side}.json"))
     yield "CTranslate2, FastAPI", ([sys.executable, "-c", BARE, str(exported), "{port}"], {})
     if arguments.libretranslate:
-        package = model.export(folder / "en_de.argosmodel", to="argos:source=en,target=de,sentences=lines")
         environment = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache"),
                        "XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "ARGOS_INTER_THREADS": "1",
                        "ARGOS_INTRA_THREADS": "1"}  # fmt: skip
         tools = Path(arguments.libretranslate)
-        install = [
-            str(tools / "python"),
-            "-c",
-            f"import argostranslate.package as p; p.install_from_path({str(package)!r})",
-        ]
-        subprocess.run(install, check=True, env={**os.environ, **environment}, cwd=folder)
+        # LibreTranslate downloads models unless two are installed.
+        for source, target in (("en", "de"), ("de", "en")):
+            options = f"argos:source={source},target={target},sentences=lines"
+            package = model.export(folder / f"{source}_{target}.argosmodel", to=options)
+            code = f"import argostranslate.package as package; package.install_from_path({str(package)!r})"
+            subprocess.run([str(tools / "python"), "-c", code], check=True, env={**os.environ, **environment})
         yield "LibreTranslate", (
             [str(tools / "libretranslate"), "--port", "{port}", "--load-only", "en,de", "--threads", "4",
              "--disable-web-ui"],
@@ -134,7 +133,7 @@ def start(command: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     words = [str(port) if word == "{port}" else word for word in command]
-    threads = {"OMP_NUM_THREADS": "1", "CT2_USE_EXPERIMENTAL_PACKED_GEMM": "0"}
+    threads = {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         words, env={**os.environ, **threads, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -370,7 +370,7 @@ class _Renewal:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Otherwise, it would start a cluster of its own after the process has left this one."""
+        """End the thread. A call of Ray after the process has left the cluster would start another one."""
         self._stopped.set()
         self._thread.join()
 
@@ -438,8 +438,9 @@ class RayBackend(Backend):
         return self._queued
 
     async def close(self) -> None:
-        """Stop renewing the use of the model. The manager replaces or removes the deployment."""
+        """End what runs in the background. The manager replaces or removes the deployment."""
         await asyncio.to_thread(self._renewal.stop)
+        await self._handle.shutdown_async()  # ends a task that calls Ray, but no requests
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         for attempt in itertools.count():
