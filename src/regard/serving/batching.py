@@ -120,6 +120,7 @@ class Batcher(Generic[K, T]):
                 entry.waiting -= 1
                 if not entry.waiting and self._waiting.get(key) is entry:
                     del self._waiting[key]
+            self._changed.set()
 
     async def run(self, work: Callable[..., R], *arguments: Any) -> R:
         """Call a function in the thread, between two batches. If the caller is cancelled, a search in it stops."""
