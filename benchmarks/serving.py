@@ -3,7 +3,7 @@
     python benchmarks/serving.py RUN --source test.en --libretranslate /path/to/venv/bin
 
 All servers translate the same sentences with the same model, beam 4 (that of LibreTranslate), one process and one
-thread. Each client sends one sentence, waits for the translation, and sends the next one. A sentence is sent once to
+thread. regard ranks hypotheses by their probability (`length_penalty=0`); LibreTranslate uses a length penalty of 0.2. Each client sends one sentence, waits for the translation, and sends the next one. A sentence is sent once to
 each server and for each number of clients, so that no cache helps. The order of the servers alternates between rounds.
 
 RUN is a Transformer with sinusoidal positions and a BPE tokenizer. LibreTranslate is installed in an environment of its
@@ -45,7 +45,7 @@ app = FastAPI()
 
 def translate(text):
     tokens = source.encode(text).tokens
-    [result] = model.translate_batch([tokens], beam_size=4, max_decoding_length=200)
+    [result] = model.translate_batch([tokens], beam_size=4, length_penalty=0, max_decoding_length=200)
     return target.decode([target.token_to_id(token) for token in result.hypotheses[0]])
 
 @app.get("/health")
@@ -101,7 +101,7 @@ def build_commands(
     """Yield the command and the environment of each server, by name. The port replaces {port}."""
     model = regard.load(arguments.run, device="cpu")
     serve = [sys.executable, "-m", "regard", "serve", f"en:de={arguments.run}", "--port", "{port}"]
-    search = ["--beam", str(BEAM), "--log-format", "text", "--characters", "0"]
+    search = ["--beam", str(BEAM), "--set", "length_penalty=0", "--log-format", "text", "--characters", "0"]
     yield "regard, torch", ([*serve, "--engine", "torch", *search], {})
     yield "regard, ct2", ([*serve, "--engine", "ct2", *search], {})
     exported = model.export(folder / "ct2", to="ct2")

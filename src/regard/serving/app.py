@@ -28,7 +28,7 @@ from regard.serving.keys import Access
 from regard.serving.limits import LimitsMiddleware
 from regard.serving.logs import RequestLog
 from regard.serving.metrics import MEDIA_TYPE, Metrics
-from regard.serving.models import Backend, Catalog, Output, describe_links, identify_versions, load_catalog
+from regard.serving.models import Backend, Catalog, Output, describe_links, identify_versions, load_catalog, read_stamps
 from regard.serving.reference import describe_api, describe_body, describe_query, render_reference
 from regard.serving.schemas import (
     AUTO,
@@ -110,13 +110,19 @@ class Session:
         return True
 
     async def watch(self) -> None:
-        """Reload when the weights in a model folder have changed."""
-        rejected: tuple[str, ...] = ()
+        """Reload when the weights in a model folder have changed. Files are read only if a folder has changed."""
+        loading, rejected = self.options.loading, self._versions
+        stamps: list[tuple[str, int]] = []
         while self.options.watch:
             await asyncio.sleep(self.options.watch)
             self.metrics.set_queue_length(0 if self.catalog is None else self.catalog.queued)
             with suppress(RegardError, OSError):  # the folder may be written at the moment
-                versions = await asyncio.to_thread(identify_versions, self.options.loading)
+                found = read_stamps(loading)
+                if found == (stamps or found):
+                    stamps = found
+                    continue
+                versions = await asyncio.to_thread(identify_versions, loading)
+                stamps = found
                 if versions not in (self._versions, rejected) and not await self.reload():
                     rejected = versions
 

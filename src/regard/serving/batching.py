@@ -1,7 +1,8 @@
 """Merge the work of concurrent requests into batches, which one thread computes with one model.
 
-A batch starts as soon as the thread is free and a batch is full, or a short time after its first item arrived. Items
-that are equal are computed once. An item that nobody waits for any more leaves its batch.
+A batch starts as soon as the thread is free and a batch is full, or a short time after its first item arrived. If the
+previous batch had one item, there is probably one client, and an item does not wait for others. Items that are equal
+are computed once. An item that nobody waits for any more leaves its batch.
 """
 
 import asyncio
@@ -58,8 +59,8 @@ class BatchLimits(NamedTuple):
         queue: The maximum number of items that wait.
     """
 
-    tokens: int = 4_096
-    items: int = 256
+    tokens: int = 512
+    items: int = 512
     wait: float = 0.005
     queue: int = 1_000
 
@@ -86,6 +87,7 @@ class Batcher(Generic[K, T]):
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._task: asyncio.Task[None] | None = None
+        self._last_size = 0
 
     @property
     def queued(self) -> int:
@@ -154,7 +156,7 @@ class Batcher(Generic[K, T]):
         clock = asyncio.get_running_loop().time
         while (first := next(iter(self._waiting.values()), None)) is not None and not self._is_full():
             remaining = first.arrival + self._limits.wait - clock()
-            if remaining <= 0:
+            if remaining <= 0 or len(self._waiting) == self._last_size == 1:
                 return
             self._changed.clear()
             with suppress(TimeoutError):
@@ -190,6 +192,7 @@ class Batcher(Generic[K, T]):
                 stop_if_abandoned()
                 return self._compute(batch[0].kind, [entry.item.source for entry in batch])
 
+        self._last_size = len(batch)
         self._report(len(batch))
         try:
             results = await asyncio.get_running_loop().run_in_executor(self._thread, call)
