@@ -2,9 +2,10 @@
 
     python benchmarks/serving.py RUN --source test.en --libretranslate /path/to/venv/bin
 
-All servers translate the same sentences with the same model, beam 4 (that of LibreTranslate), one process and one
-thread. regard ranks hypotheses by their probability (`length_penalty=0`); LibreTranslate uses a length penalty of 0.2. Each client sends one sentence, waits for the translation, and sends the next one. A sentence is sent once to
-each server and for each number of clients, so that no cache helps. The order of the servers alternates between rounds.
+All servers translate the same sentences with the same model, beam 4 (that of LibreTranslate) and one process. regard
+ranks hypotheses by their probability (`length_penalty=0`); LibreTranslate uses a length penalty of 0.2. Each client
+sends one sentence, waits for the translation, and sends the next one. A sentence is sent once to each server and for
+each number of clients, so that no cache helps. The order of the servers alternates between rounds.
 
 RUN is a Transformer with sinusoidal positions and a BPE tokenizer. LibreTranslate is installed in an environment of its
 own (`pip install libretranslate`); without --libretranslate, it is left out.
@@ -39,7 +40,7 @@ import ctranslate2, uvicorn
 from fastapi import FastAPI, Request
 from tokenizers import Tokenizer
 folder, port = sys.argv[1], int(sys.argv[2])
-model = ctranslate2.Translator(folder, inter_threads=1, intra_threads=1)
+model = ctranslate2.Translator(folder, inter_threads=1, intra_threads=int(sys.argv[3]))
 source, target = (Tokenizer.from_file(f"{folder}/{side}.json") for side in ("source", "target"))
 app = FastAPI()
 
@@ -73,7 +74,7 @@ def main() -> None:
         for number in range(arguments.rounds):
             names = list(commands) if number % 2 == 0 else list(reversed(commands))
             for name in names:
-                with start(*commands[name]) as port:
+                with start(*commands[name], arguments.threads) as port:
                     asyncio.run(measure(port, sentences[:20], 4))  # the first requests load what is loaded lazily
                     for clients in arguments.clients:
                         count = min(len(sentences), arguments.requests * (1 if clients == 1 else 4))
@@ -92,6 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--requests", type=int, default=200, help="with one client; four times as many otherwise")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="threads of each server")
     return parser.parse_args()
 
 
@@ -108,11 +110,11 @@ def build_commands(
     tokenizers = model.predictor.reader.tokenizer, model.predictor.tokenizer  # type: ignore[attr-defined]
     for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
         tokenizer.inner.save(str(exported / f"{side}.json"))
-    yield "CTranslate2, FastAPI", ([sys.executable, "-c", BARE, str(exported), "{port}"], {})
+    yield "CTranslate2, FastAPI", ([sys.executable, "-c", BARE, str(exported), "{port}", str(arguments.threads)], {})
     if arguments.libretranslate:
         environment = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache"),
                        "XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "ARGOS_INTER_THREADS": "1",
-                       "ARGOS_INTRA_THREADS": "1"}  # fmt: skip
+                       "ARGOS_INTRA_THREADS": str(arguments.threads)}  # fmt: skip
         tools = Path(arguments.libretranslate)
         # LibreTranslate downloads models unless two are installed.
         for source, target in (("en", "de"), ("de", "en")):
@@ -128,12 +130,12 @@ def build_commands(
 
 
 @contextmanager
-def start(command: Sequence[str], environment: dict[str, str]) -> Iterator[int]:
+def start(command: Sequence[str], environment: dict[str, str], count: int = 1) -> Iterator[int]:
     """Start a server, and yield its port when it answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     words = [str(port) if word == "{port}" else word for word in command]
-    threads = {"OMP_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": str(count)}
     process = subprocess.Popen(
         words, env={**os.environ, **threads, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

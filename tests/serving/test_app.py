@@ -182,8 +182,18 @@ def test_the_form_of_the_page_translates_without_javascript(client: Client) -> N
     [
         ("/translate", {"source": "en", "target": "de"}, 400, "Invalid request: missing q parameter"),
         ("/translate", {"q": "a", "target": "de"}, 400, "Invalid request: missing source parameter"),
-        ("/translate", {"q": "a", "source": "fr", "target": "de"}, 400, "fr is not supported. Available: en → de."),
-        ("/translate", {"q": "a", "source": "en", "target": "fr"}, 400, "fr is not supported. Available: en → de."),
+        (
+            "/translate",
+            {"q": "a", "source": "fr", "target": "de"},
+            400,
+            "fr → de is not supported. Available: en → de.",
+        ),
+        (
+            "/translate",
+            {"q": "a", "source": "en", "target": "fr"},
+            400,
+            "en → fr is not supported. Available: en → de.",
+        ),
         ("/translate", {"q": "a", "source": "auto", "target": "fr"}, 400, "fr is not supported"),
         ("/translate", {"q": "a" * 2_001, "source": "en", "target": "de"}, 400, r"request \(2001\) exceeds text limit"),
         ("/translate", {"q": {"a": 1}, "source": "en", "target": "de"}, 400, "Invalid request: q"),

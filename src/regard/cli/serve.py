@@ -59,23 +59,23 @@ Examples:
 @click.option("--replicas", metavar="N|MIN-MAX",
               help="Copies of each model on the cluster; a range adapts to the load. [default: 1]")  # fmt: skip
 @click.option("--keys", metavar="FILE", help="Require an API key: FILE has lines NAME KEY [REQUESTS-PER-MINUTE].")
-@number_option("--requests-per-minute", Rate, "N", "Maximum rate of a key; without --keys, of an address.")
+@number_option("--requests-per-minute", Rate, "N", "Maximum rate of each key; without --keys, of each address.")
 @setting_option(
-    RequestLimits, "characters", "N", "Maximum number of characters of a request; 0 is any.", show_default=True
+    RequestLimits, "characters", "N", "Maximum number of characters of a request; 0 is no limit.", show_default=True
 )
 @setting_option(
     RequestLimits, "timeout", "S", "Seconds after which a request without a result fails.", show_default=True
 )
 @setting_option(Loading, "queue", "N", "Maximum number of sentences that wait for each model.", show_default=True)
-@click.option("--certificate", metavar="FILE", help="Speak TLS with this certificate, a file in PEM format.")
+@click.option("--certificate", metavar="FILE", help="Serve HTTPS with this certificate, a file in PEM format.")
 @click.option("--private-key", metavar="FILE", help="Private key of the certificate. [default: in the same file]")
 @click.option(
     "--proxy", "proxies", metavar="ADDRESS", multiple=True,
-    help="Trust X-Forwarded-For and X-Forwarded-Proto of this address or network. Repeat for more.",
+    help="Trust X-Forwarded-For and X-Forwarded-Proto of this proxy, an address or network. Repeat for more.",
 )  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(get_args(LogFormat)), default="auto", show_default=True,
-    help="Write logs as JSON or as text. auto is text on a terminal.",
+    help="Write logs as JSON or as text. auto writes text to a terminal, and JSON otherwise.",
 )  # fmt: skip
 @click.option("--log-texts", is_flag=True, help="Log the texts of requests. By default, only their length is logged.")
 @accept_changes_option
@@ -106,11 +106,11 @@ def command(
 
     MODEL is a model folder. Its languages are read from its name (en-de), or from the names of the training files
     (train.en, train.de); SOURCE:TARGET=MODEL sets them. A model without languages answers POST /predict, or POST
-    /caption if it reads images.
+    /caption if it reads images. Models run on a GPU if PyTorch finds one; CUDA_VISIBLE_DEVICES selects it.
 
-    Print the URL on stdout, and serve until Ctrl-C or SIGTERM; requests that were accepted are answered first. SIGHUP,
-    or new weights in a model folder, load the models again: the previous ones answer until the new ones have passed a
-    test. The API is described at /docs.
+    Print the URL on stdout, and serve until Ctrl-C or SIGTERM. Then, finish the requests that have arrived, for up to
+    30 seconds. After SIGHUP, or if the weights in a model folder change, load the models again: the previous ones
+    answer until the new ones have passed a test. The page /docs of the server describes the API.
     """
     if replicas is not None and cluster is None:
         raise click.UsageError("--replicas needs --cluster. Use --workers for processes of this machine.")

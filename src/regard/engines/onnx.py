@@ -55,7 +55,7 @@ class OnnxEngine(Engine):
                 f"{EXPORTED_POSITIONS:,} positions. Use the engine torch."
             )
         requested = ["attention weights"] * request.attention
-        if request.search.coverage_penalty:  # which is computed from the attention weights
+        if request.search.coverage_penalty:  # it is computed from the attention weights
             requested.append(f"coverage_penalty={request.search.coverage_penalty}")
         return f"{requested[0]} cannot be requested. Omit this, or use the engine torch." if requested else None
 
@@ -85,7 +85,7 @@ class OnnxEngine(Engine):
 
 
 class _EncoderOutput(NamedTuple):
-    """The output of the encoder graph, in place of a memory: what `Decoder.begin` returns."""
+    """The output of the encoder graph, used as the memory: the keys and the state that `_OnnxDecoder.begin` returns."""
 
     keys: Tensors
     state: Tensors
@@ -124,7 +124,7 @@ class _OnnxDecoder(Decoder):
         return torch.from_numpy(logits_BV), _to_tensors(after)
 
     def forward(self, tokens_BT: Tensor, memory: Any) -> Decoded:
-        raise NotImplementedError("A search takes steps.")
+        raise NotImplementedError("Only single steps are exported. Call `step`.")
 
 
 def _to_arrays(tensors: Tensors) -> Arrays:

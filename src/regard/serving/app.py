@@ -82,13 +82,13 @@ class Session:
 
     @property
     def models(self) -> Catalog:
-        """The current models. Raise RequestError while they are loaded."""
+        """The current models. Raise RequestError while they are being loaded."""
         if self.catalog is None:
             raise RequestError(503, "The models are being loaded. Try again later.", retry_after=1)
         return self.catalog
 
     async def reload(self) -> bool:
-        """Load the models again. Until they have passed their test, and if they do not, the previous ones answer.
+        """Load the models again. Until they have passed their test, and if they fail it, the previous ones answer.
 
         Return whether the models were replaced.
         """
@@ -112,17 +112,16 @@ class Session:
     async def watch(self) -> None:
         """Reload when the weights in a model folder have changed. Files are read only if a folder has changed."""
         loading, rejected = self.options.loading, self._versions
-        stamps: list[tuple[str, int]] = []
+        stamps: list[tuple[str, int]] | None = None
         while self.options.watch:
             await asyncio.sleep(self.options.watch)
             self.metrics.set_queue_length(0 if self.catalog is None else self.catalog.queued)
-            with suppress(RegardError, OSError):  # the folder may be written at the moment
-                found = read_stamps(loading)
-                if found == (stamps or found):
-                    stamps = found
+            with suppress(RegardError, OSError):  # the model may be incomplete while it is written
+                found, previous = read_stamps(loading), stamps
+                stamps = found
+                if previous in (None, found):
                     continue
                 versions = await asyncio.to_thread(identify_versions, loading)
-                stamps = found
                 if versions not in (self._versions, rejected) and not await self.reload():
                     rejected = versions
 
@@ -131,7 +130,10 @@ class Session:
         count, limit = sum(map(len, texts)), self.options.limits.characters
         request.state.characters, request.state.texts = count, list(texts)
         if limit and count > limit:
-            raise RequestError(400, f"Invalid request: request ({count}) exceeds text limit ({limit})")
+            raise RequestError(
+                400,
+                f"Invalid request: request ({count}) exceeds text limit ({limit}). Send less text or set --characters.",
+            )
 
 
 def create_app(options: AppOptions, load: Load = load_catalog) -> FastAPI:
@@ -185,7 +187,7 @@ async def list_models(request: Request) -> Response:
 
 @router.post("/translate", openapi_extra=describe_body(TranslateRequest))
 async def post_translation(request: Request) -> Response:
-    """Translate a text, or a list of texts. With `regard`, also return the sentences, with what it asks for."""
+    """Translate a text, or a list of texts. With `regard`, also return the sentences, with the requested details."""
     wanted = await _parse(request, TranslateRequest)
     texts = [wanted.q] if isinstance(wanted.q, str) else wanted.q
     session = _session(request)
@@ -237,7 +239,7 @@ async def post_detection(request: Request) -> Response:
 
 @router.post("/translate_file", openapi_extra=describe_body(TranslateRequest, file="file"))
 async def post_file(request: Request) -> Response:
-    """Translate a file. It can be downloaded for ten minutes."""
+    """Translate a file: text, HTML or subtitles (`.srt`). Return the URL of the result, valid for ten minutes."""
     fields, session = await _admit(request), _session(request)
     wanted = _validate({"q": "", **fields}, TranslateRequest)
     file = fields.get("file")
@@ -330,7 +332,7 @@ async def get_health() -> Response:
 
 @router.get("/ready")
 async def get_readiness(request: Request) -> Response:
-    """Return 200 if the models are loaded and the server is not shutting down."""
+    """Return 200 once the models are loaded."""
     session = _session(request)
     if session.is_draining:
         raise RequestError(503, "The server is shutting down.", retry_after=1)
@@ -446,7 +448,10 @@ def _find_predictor(models: Catalog, name: str, source_kind: str) -> Backend:
         backend = models.find(name)
         if backend.description.source_kind == source_kind:
             return backend
-        raise RequestError(400, f"The model {name} does not read sources of the kind {source_kind}.")
+        raise RequestError(
+            400,
+            f"The model {name} reads {backend.description.source_kind} sources, not {source_kind}. See GET /models.",
+        )
     readers = [each for each in models.by_name.values() if each.description.source_kind == source_kind]
     if len(readers) == 1:
         return readers[0]
@@ -477,7 +482,7 @@ async def _parse(request: Request, schema: type[Schema]) -> Schema:
 
 
 async def _admit(request: Request) -> Mapping[str, Any]:
-    """Return the fields of a request, after its key and its rate have been checked."""
+    """Check the key and the rate of a request, and return its fields."""
     fields = await _read_fields(request)
     client = None if request.client is None else (request.client.host, request.client.port)
     _session(request).access.check(fields, request.headers, client)
@@ -559,5 +564,5 @@ async def _report_error(_: Request, error: Exception) -> Response:
 
 async def _report_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    messages = {404: f"There is no {request.url.path}.", 405: f"{request.method} is not possible here."}
+    messages = {404: f"There is no {request.url.path}.", 405: f"{request.url.path} does not support {request.method}."}
     return RequestError(error.status_code, messages.get(error.status_code, str(error.detail))).to_response()

@@ -1,8 +1,9 @@
 """Merge the work of concurrent requests into batches, which one thread computes with one model.
 
-A batch starts as soon as the thread is free and a batch is full, or a short time after its first item arrived. If the
-previous batch had one item, there is probably one client, and an item does not wait for others. Items that are equal
-are computed once. An item that nobody waits for any more leaves its batch.
+A batch starts as soon as the thread is free, and either the batch is full or a short time has passed since its first
+item arrived. If the previous batch had one item, there is probably one client, and an item does not wait for others.
+Items that are equal are computed once. An item that no request waits for is removed from the queue, and a batch without
+any other items is stopped.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class _Entry(Generic[K, T]):
 
 
 class _AbandonedError(Exception):
-    """Nobody waits for any item of the batch."""
+    """No request waits for any item of the batch."""
 
 
 class BatchLimits(NamedTuple):

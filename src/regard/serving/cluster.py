@@ -226,7 +226,7 @@ class _Manager:
         return self._models[app].version if app in self._models else None
 
     def _test(self, model: _Packed) -> None:
-        """Raise RegardError if a model cannot be loaded or does not predict anything."""
+        """Raise RegardError if a model cannot be loaded or fails its test prediction."""
         import ray
 
         # It needs no CPU of its own, so that a cluster with a replica on each CPU can be updated.

@@ -1,8 +1,8 @@
 """The language of a text.
 
 py3langid ships its model in the package. Restricted to the languages that are served, its probabilities are
-calibrated for texts of five words and more. Shorter texts are more often right than their confidence says, and a text
-in a language that is not served gets the confidence of the most similar one that is.
+calibrated for texts of five words and more. For shorter texts, the result is right more often than its confidence
+suggests. A text in a language that is not served gets the confidence of the most similar language that is.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ _MAX_CHARACTERS = 4000
 """More text costs time, and does not change the result."""
 
 _SAME = {"nb": "no", "pb": "pt", "iw": "he", "in": "id", "zt": "zh", "fil": "tl"}
-"""Codes that py3langid calls differently."""
+"""Language codes, and those that py3langid uses for the same languages."""
 
 
 class Detection(TypedDict):

@@ -19,7 +19,7 @@ MAX_FIELDS: Final = 100
 
 
 RETRY_AFTER: Final = 5
-"""After how many seconds a server that was stopped can have been started again."""
+"""The header Retry-After of a server that stops: after this many seconds, it may have been restarted."""
 
 
 @final

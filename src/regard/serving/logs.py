@@ -1,7 +1,7 @@
 """Logs on stderr, and what is recorded of each request: one line, and metrics.
 
-A line has no texts unless they are asked for. No line has an address or a key: the query of a URL may contain texts and
-keys, so it is not logged.
+Texts are logged only with `--log-texts`. Addresses, keys and the query of a URL, which may contain texts and keys, are
+never logged.
 """
 
 import logging
@@ -24,7 +24,7 @@ _requests = logging.getLogger("regard.serving.requests")
 
 
 def configure_logging(log_format: LogFormat) -> None:
-    """Write messages of regard and uvicorn to stderr: JSON, or on a terminal plain lines."""
+    """Write messages of regard and uvicorn to stderr: as JSON, or on a terminal as text."""
     plain = sys.stderr.isatty() if log_format == "auto" else log_format == "text"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_TextFormatter() if plain else _JsonFormatter())

@@ -15,7 +15,7 @@ MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 @final
 class Metrics:
-    """What the server counts. With several workers, each has its own counters, and `render` adds them up."""
+    """The metrics of the server. With several workers, each has its own counters, and `render` adds them up."""
 
     def __init__(self) -> None:
         self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
@@ -51,7 +51,7 @@ class Metrics:
         self._sentences.inc(size)
 
     def set_queue_length(self, length: int) -> None:
-        """Note how many sentences wait."""
+        """Set the number of sentences that wait."""
         self._queue.set(length)
 
     def render(self) -> bytes:

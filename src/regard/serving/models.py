@@ -76,7 +76,7 @@ class Output(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What is known of a model without computing anything with it.
+    """The properties of a model.
 
     Attributes:
         name: The name of its folder.
@@ -128,7 +128,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish the predictions that were accepted. Later ones are possible: the memory is freed with the object."""
+        """Finish the predictions that were accepted. Requests that still use this object can get others."""
 
 
 @final
@@ -149,7 +149,7 @@ class LoadedModel:
 
     @classmethod
     def load(cls, address: ModelAddress, loading: Loading) -> "LoadedModel":
-        """Load a model, and test that it predicts something. Raise ModelError if it does not."""
+        """Load a model, and compute a prediction as a test. Raise ModelError if this fails."""
         folder, checkpoint = open_model(address.path, accept_changes=loading.accept_changes)
         model = Model.from_checkpoint(folder, checkpoint)
         description = describe(model, folder, checkpoint, address, loading.search)
@@ -169,7 +169,7 @@ class LoadedModel:
         except ConfigError:
             raise
         except Exception as error:
-            raise ModelError(f"The model {self.description.name} does not predict anything: {error}") from error
+            raise ModelError(f"The model {self.description.name} failed its test prediction: {error}") from error
 
     def predict(self, wanted: Wanted, items: Sequence[Any]) -> list[Output]:
         """Return the predictions for items that the reader of the model returned."""
@@ -338,8 +338,7 @@ class Catalog:
     def find_translator(self, source: str, target: str) -> Backend:
         """Return the model of a pair of languages. Raise RequestError if there is none."""
         if (source, target) not in self.by_languages:
-            code = target if source in self.sources else source
-            raise self._unsupported(code)
+            raise self._unsupported(f"{source} → {target}")
         return self.by_languages[source, target]
 
     def find_sources(self, target: str) -> list[str]:
@@ -362,9 +361,9 @@ class Catalog:
         """Finish the accepted predictions of all models."""
         await asyncio.gather(*(backend.close() for backend in self.by_name.values()))
 
-    def _unsupported(self, code: str) -> RequestError:
+    def _unsupported(self, languages: str) -> RequestError:
         available = ", ".join(f"{source} → {target}" for source, target in self.by_languages) or "none"
-        return RequestError(400, f"{code} is not supported. Available: {available}.")
+        return RequestError(400, f"{languages} is not supported. Available: {available}.")
 
 
 def load_catalog(loading: Loading, report: Callable[[int], object] = lambda _: None) -> Catalog:

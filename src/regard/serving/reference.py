@@ -15,12 +15,12 @@ _REF: Final = "#/components/schemas/"
 _ERRORS: Final = {
     400: "The request is not valid, or the languages are not supported.",
     403: "The API key is missing or wrong.",
-    405: "The method is not possible.",
+    405: "The method is not supported.",
     413: "The request is too large.",
     415: "The body is neither JSON nor a form.",
     429: "The key or the address has sent too many requests.",
-    503: "The server is busy, loads its models, or shuts down.",
-    504: "The deadline has passed.",
+    503: "The server is busy or stopping. Retry after the time in the header `Retry-After`.",
+    504: "The response did not start within the time-out.",
 }
 ERROR_SCHEMA: Final = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""Requests of the API, from JSON bodies, forms and queries. A value may be a text, as in forms. Unknown fields are
+"""Requests of the API, from JSON bodies, forms and queries. Values may be strings, as in forms. Unknown fields are
 ignored, because clients of LibreTranslate send fields that this server does not have.
 """
 
@@ -28,10 +28,16 @@ def _parse_object(value: Any) -> Any:
 Code = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 Phrase = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PHRASE)]
 Texts = str | Annotated[list[str], Field(max_length=MAX_ITEMS)]
+ApiKey = Annotated[str | None, Field(description="The API key, if the server requires one.")]
+ModelName = Annotated[
+    str,
+    StringConstraints(max_length=MAX_NAME),
+    Field(description="The name of the model, as in `/models`. It may be omitted if only one model fits."),
+]
 
 
 class Options(BaseModel):
-    """What only regard offers: word alignments, scores, attention weights, the beam size, and constraints."""
+    """Options that LibreTranslate does not have: word alignments, scores, attention weights, beam size, constraints."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,19 +53,30 @@ class Options(BaseModel):
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    q: Texts
-    api_key: str | None = None
+    q: Annotated[Texts, Field(description="The text, or a list of texts.")]
+    api_key: ApiKey = None
 
 
 class DetectRequest(_Body):
     """A text whose language is detected."""
 
-    q: str
+    q: Annotated[str, Field(description="The text.")]
 
 
 class _Prediction(_Body):
-    alternatives: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] = 0
-    regard: Annotated[Options | None, BeforeValidator(_parse_object)] = None
+    alternatives: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=MAX_ALTERNATIVES,
+            description="The number of other predictions. The beam size is at least one more.",
+        ),
+    ] = 0
+    regard: Annotated[
+        Options | None,
+        BeforeValidator(_parse_object),
+        Field(description="Options that LibreTranslate does not have; in a form, as JSON."),
+    ] = None
 
     @property
     def options(self) -> Options:
@@ -85,15 +102,17 @@ class _Prediction(_Body):
 class TranslateRequest(_Prediction):
     """A text, or several, and their languages."""
 
-    source: Code
-    target: Code
-    format: Literal["text", "html"] = "text"
+    source: Annotated[Code, Field(description="The code of the source language, as in `/languages`, or `auto`.")]
+    target: Annotated[Code, Field(description="The code of the target language.")]
+    format: Annotated[
+        Literal["text", "html"], Field(description="The format of `q`. That of a file depends on its extension.")
+    ] = "text"
 
 
 class PredictRequest(_Prediction):
     """A source, or several, and the name of a model; it may be omitted if only one model predicts texts."""
 
-    model: Annotated[str, StringConstraints(max_length=MAX_NAME)] = ""
+    model: ModelName = ""
 
 
 class SentenceRequest(BaseModel):
@@ -101,8 +120,14 @@ class SentenceRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    q: str
-    source: Annotated[str, StringConstraints(max_length=MAX_NAME)] = AUTO
-    target: Annotated[str, StringConstraints(max_length=MAX_NAME)] = ""
-    model: Annotated[str, StringConstraints(max_length=MAX_NAME)] = ""
-    api_key: str | None = None
+    q: Annotated[str, Field(description="The text.")]
+    source: Annotated[
+        str, StringConstraints(max_length=MAX_NAME), Field(description="The code of the source language, or `auto`.")
+    ] = AUTO
+    target: Annotated[
+        str,
+        StringConstraints(max_length=MAX_NAME),
+        Field(description="The code of the target language. Without it, `model` predicts."),
+    ] = ""
+    model: ModelName = ""
+    api_key: ApiKey = None

@@ -2,12 +2,12 @@
 
 A server that is asked to stop (SIGTERM, SIGINT) answers every request that has reached it. It stops in this order:
 
-1. The kernel ignores attempts to connect. Connections that it has already accepted are served. (Closing the socket at
-   once would reset those that wait to be accepted.)
+1. The kernel ignores attempts to connect. Connections that are established are served. (Closing the socket at once
+   would reset those that wait to be accepted.)
 2. A response that starts now carries `Connection: close`.
 3. After a second, when no connection waits to be accepted any more, the socket is closed. From now on, the kernel
    refuses attempts to connect.
-4. A connection is closed when it has been quiet for a second. A request that has arrived is answered before.
+4. A connection is closed after a second without data. A request that has arrived is answered before.
 5. After `drain` seconds, requests that are not finished are cancelled, and a warning is logged.
 
 A client that sends a request on an idle connection at the moment when the server closes it sees the connection end
@@ -61,13 +61,13 @@ SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 _BACKLOG: Final = 2_048
 _QUIET: Final = 1.0
-"""After how many seconds without data a connection is closed while the server stops. A client that has connected, or
-has received a response, sends its next request well within this time, or not soon."""
+"""After how many seconds without data a connection is closed while the server stops. Most clients that have connected
+or have received a response send their next request earlier, if they send one soon."""
 _TICK: Final = 0.02
 _BYTES_PER_SECOND: Final = 50_000
-"""A large body has more time than a small one: a second for each of these bytes."""
+"""The minimum speed of large bodies: the time limit grows by a second each time this many bytes have arrived."""
 _STABLE: Final = 60.0
-"""A worker that lived for as many seconds is restarted at once if it dies."""
+"""A worker that ends after more seconds than this is replaced without a delay."""
 _MAX_DELAY: Final = 30.0
 _SECONDS_TO_EXIT: Final = 10.0
 """How long a worker may take to exit after all its requests are answered or cancelled."""
@@ -215,7 +215,7 @@ class _Server(uvicorn.Server):
             server = await asyncio.get_running_loop().create_server(
                 partial(_Connection, self),
                 sock=self._listener,
-                # Accept one connection at a time. If it took all that wait, one worker would get the requests of all.
+                # Accept one connection at a time. Otherwise, one worker could accept all connections that wait.
                 backlog=1,
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=self.options.header_timeout if self.config.ssl else None,
@@ -363,7 +363,7 @@ class _Connection(H11Protocol):
         self._end(status, msg if status == 400 else f"The headers have more than {MAX_HEADER_BYTES:,} bytes.")
 
     def announce_end(self) -> None:
-        """Tell the client in the next response that it is the last one."""
+        """Announce in the next response that the connection is closed after it."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.default_headers = [*self.server_state.default_headers, CLOSE_HEADER]
 
@@ -481,8 +481,8 @@ def _work(
 ) -> None:
     """Serve as a worker, until the supervisor orders to stop, or ends.
 
-    The worker inherits that SIGINT, SIGTERM and SIGHUP are blocked: a terminal or systemd sends them to the supervisor
-    and to its workers, but the supervisor decides what to do.
+    SIGINT, SIGTERM and SIGHUP are blocked in a worker, because a terminal or systemd may send them to the supervisor
+    and to its workers. The supervisor handles them, and sends orders to the workers.
     """
     configure_logging(options.log_format)
 
@@ -502,7 +502,7 @@ def _work(
 
 
 def _simplify(error: Exception) -> Exception:
-    """Return an exception of a worker as one of a class that every process knows, with its traceback as a note."""
+    """Return an exception of a worker as one that the supervisor can unpickle, with its traceback as a note."""
     simple: Exception
     if is_memory_failure(error):
         simple = ResourceError("A worker ran out of memory. Use fewer --workers, or smaller models.")
@@ -595,7 +595,7 @@ class _Supervisor:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _wait(self, end: float | None = None) -> None:
-        """Wait for a signal, for news of a worker, or until a worker is due."""
+        """Wait for a signal, for a message of a worker or its end, or until a worker must be started."""
         times = [*self._due, *([] if end is None else [end])]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         pipes = [worker.control for worker in self._workers if not worker.ready and worker.error is None]

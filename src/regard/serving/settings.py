@@ -1,4 +1,4 @@
-"""What a server is configured with. No torch here, and no web framework, so that help is fast."""
+"""The settings of a server. Imports neither torch nor a web framework, so that help is fast."""
 
 import re
 from collections.abc import Mapping
@@ -100,7 +100,7 @@ class RequestLimits(Settings):
 
 
 class AppOptions(Settings):
-    """What the application is configured with."""
+    """The settings of the application."""
 
     loading: Loading
     access: AccessSettings = AccessSettings()

@@ -1,4 +1,4 @@
-/** Requests to the server that the page was loaded from. Addresses are relative, so a proxy can serve it in a folder. */
+/** Requests to the server that the page was loaded from. URLs are relative, so a proxy can serve the page in a folder. */
 import type { Span } from "../words.js";
 
 export interface Language {
@@ -45,7 +45,7 @@ export interface Translation {
   regard?: { sentences: Sentence[] };
 }
 
-/** The answer of a model that does not translate. */
+/** The response of a model that does not translate. */
 type Prediction = Partial<Sentence> & { text: string; alternatives?: { text: string }[] };
 
 export interface RequestOptions {
@@ -101,7 +101,7 @@ export class Client {
   private async fetchJson<T>(path: string, body?: Body, signal?: AbortSignal): Promise<T> {
     const response = await this.fetch(path, body, signal);
     return (await response.json().catch((reason: unknown) => {
-      throw describe(reason, "The answer of the server is not JSON.");
+      throw describe(reason, "The response of the server is not valid JSON.");
     })) as T;
   }
 
@@ -114,12 +114,12 @@ export class Client {
     if (response.ok) return response;
     const { error } = (await response.json().catch(() => ({}))) as { error?: string };
     const wait = response.headers.get("Retry-After");
-    const message = error ?? `The server answered with the status ${response.status}.`;
+    const message = error ?? `The server returned the status ${response.status}.`;
     throw new Error(wait ? `${message} Try again in ${wait} s.` : message);
   }
 }
 
-/** Return why a request failed. One that was aborted fails as aborted. */
+/** Return an error with a message. If the request was aborted, return the reason itself. */
 function describe(reason: unknown, message: string): unknown {
   return reason instanceof DOMException && reason.name === "AbortError" ? reason : new Error(message);
 }

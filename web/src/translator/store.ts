@@ -36,13 +36,13 @@ export interface Weights {
   values: WordWeights | null;
 }
 
-/** A document, and what became of it. */
+/** A document, and the state of its translation. */
 export interface TranslatedFile {
   file: File;
   source: string;
   target: string;
   state: "waiting" | "done" | "failed";
-  /** The address of the translation, or why there is none. */
+  /** The URL of the translation, or the reason why it failed. */
   outcome: string;
 }
 
@@ -137,12 +137,12 @@ export class Store extends EventTarget {
     return known && this.sources.some((each) => each.code === target && each.targets.includes(known)) ? { source: target, target: known } : null;
   }
 
-  /** Whether the result belongs to another input than the present one. */
+  /** Whether the result belongs to an earlier input. */
   get isOutdated(): boolean {
     return this.result !== null && !isSame(this.result.input, this.input);
   }
 
-  /** The words that light up on a side: those under the pointer, and those aligned with them. */
+  /** The highlighted words of a side: the word under the pointer, or the words that are aligned with it. */
   findHighlighted(side: HoveredWord["side"]): readonly number[] {
     const { hovered, result } = this;
     if (!hovered || !result || result.shown > 0) return [];
@@ -150,7 +150,7 @@ export class Store extends EventTarget {
     return (side === "result" ? result.best.toWords : result.best.toSource)[hovered.word] ?? [];
   }
 
-  /** The address of the explorer with the sentence of the selected word, or the first one; null without a sentence. */
+  /** The URL of the explorer with the sentence of the selected word, or the first one; null without a sentence. */
   get explorer(): string | null {
     const { result } = this;
     const sentence = result?.best.sentences[this.weights?.sentence ?? 0];
@@ -257,7 +257,7 @@ export class Store extends EventTarget {
       if (request.signal.aborted) return;
       this.details.set(sentence, details);
       const values = details.attention ? weighWords(details.attention, details, word - placed.firstWord) : null;
-      if (!values) throw new Error("The model reports no attention weights for this word.");
+      if (!values) throw new Error("There are no attention weights for this word.");
       this.weights = { word, sentence, values };
       this.notify();
     } catch (reason) {
@@ -345,7 +345,7 @@ export class Store extends EventTarget {
 
   private describeLength(): Failure {
     const { charLimit } = this.settings;
-    return { message: `The text has ${this.length} characters. The limit is ${charLimit}. Shorten it.`, retry: () => void this.run() };
+    return { message: `The text has ${this.length} characters. The limit is ${charLimit}. Shorten the text.`, retry: () => void this.run() };
   }
 
   private fail(reason: unknown, retry: () => void): void {
@@ -354,7 +354,7 @@ export class Store extends EventTarget {
     this.notify();
   }
 
-  /** Replace what the server does not offer by what it does. */
+  /** Replace models and languages that the server does not have. */
   private complete(input: Input): Input {
     if (!this.languages.length && !this.models.length) return input;
     const others = this.otherModels.map(({ name }) => name);

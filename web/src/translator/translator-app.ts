@@ -16,10 +16,10 @@ const SHORTCUTS: readonly (readonly [string, string])[] = [
   ["S", "swap the languages"],
   ["C", "copy the result"],
   ["← → Home End", "move between the words of the result"],
-  ["Enter, Space", "show the attention weights of a word"],
+  ["Enter, Space", "show the attention weights of a word, or hide them"],
   ["Esc", "hide the attention weights"],
-  ["T", "light or dark"],
-  ["?", "this list"],
+  ["T", "light or dark colors"],
+  ["?", "list the keys"],
 ];
 
 const TITLES = { translate: "Translation", predict: "Prediction", caption: "Caption" } as const;
@@ -29,7 +29,7 @@ export class TranslatorApp extends LitElement {
   @property({ attribute: false }) store!: Store;
   @state() private isDropping = false;
   @state() private hasCopied = false;
-  /** The word of the result that the tabulator key reaches. */
+  /** The word of the result that the Tab key reaches. */
   @state() private current = 0;
   @query("textarea") private textarea!: HTMLTextAreaElement | null;
   @query("dialog") private help!: HTMLDialogElement;
@@ -206,7 +206,7 @@ export class TranslatorApp extends LitElement {
       <div class="bar">
         ${detected ? html`<span class="muted small detected">Detected: ${this.nameLanguage(detected.language)}${detected.confidence ? ` (${Math.round(detected.confidence)}%)` : ""}</span>` : ""}
         <button type="button" class="quiet" id="copy" ?disabled=${!store.shownText} @click=${() => void this.copy()}>${this.hasCopied ? "Copied" : "Copy"}</button>
-        ${store.explorer ? html`<a class="quiet button" id="explore" href=${store.explorer} target="_blank" rel="noopener">Explore<span class="hidden"> how the model computes this, in a new tab</span></a>` : ""}
+        ${store.explorer ? html`<a class="quiet button" id="explore" href=${store.explorer} target="_blank" rel="noopener">Explore<span class="hidden"> how the model computes this (opens a new tab)</span></a>` : ""}
       </div>
     </section>`;
   }
@@ -310,7 +310,7 @@ export class TranslatorApp extends LitElement {
 
   private select(event: Event): void {
     const element = (event.target as Element).closest("[data-word]");
-    // Who selects text with the mouse does not ask for weights.
+    // A click that selects text does not request weights.
     if (!element || getSelection()?.type === "Range") return;
     this.current = readWord(element);
     void this.store.weigh(this.current);

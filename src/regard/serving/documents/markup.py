@@ -1,16 +1,16 @@
 """Text with inline tags, such as a paragraph of HTML: translate the text, and put the tags where the aligned words are.
 
 A document is a list of tokens. Breaks (tags of block elements, and tags that do not match) divide it into runs, which
-contain text and balanced inline elements only. Each run is translated by itself, so whatever happens inside one, the
-tags of the document stay balanced. In a run,
+contain text and balanced inline elements only. Runs are translated separately, so the tags of the document stay
+balanced. In a run,
 
 1. an element is put around the longest sequence of target words that are aligned to its words;
-2. an element whose words are not aligned is put around the word after the translation of the word that precedes it in
-   the source, or the word before, unless another element contains it; then it stays empty;
+2. if no word of an element is aligned, its place is after the translation of the word that precedes it in the source.
+   The element is put around the next word there, or else the previous one; if other elements contain both, it is empty;
 3. an element without text, such as an image, follows the translation of the word that precedes it in the source;
 4. a tag inside a word is moved to an edge of its translation, unless the translation is the same word.
 
-So each tag occurs once, and elements are nested as in the source.
+Each tag therefore occurs once, and elements are nested as in the source.
 """
 
 import re
@@ -27,7 +27,7 @@ Kind = Literal["text", "open", "close", "void", "break"]
 
 
 class Token(NamedTuple):
-    """A part of a document: text, a tag, or what is copied as a whole. `name` is that of a tag."""
+    """A part of a document: text, a tag, or markup that is copied unchanged. `name` is the name of a tag."""
 
     kind: Kind
     raw: str
