@@ -280,6 +280,24 @@ def test_a_new_model_replaces_the_old_one_and_a_broken_one_does_not(
         assert _translate(client, q=TEXT)["translatedText"] == second.predict(TEXT, **_search(second)).text
 
 
+def test_new_weights_in_the_folder_are_noticed_when_they_are_complete(
+    small_run: RunFolder, second_run: RunFolder, tmp_path: Path
+) -> None:
+    served = tmp_path / "served"
+    shutil.copytree(small_run.path, served)
+    loading = Loading(models=(ModelAddress(path=str(served), languages=("en", "de")),))
+    with open_client(AppOptions(loading=loading, watch=0.01)) as client:
+        expected = regard.load(second_run.path, device="cpu")
+        answer = expected.predict(TEXT, **_search(expected)).text
+        assert _translate(client, q=TEXT)["translatedText"] != answer
+        shutil.rmtree(served)
+        while client.get("/ready").status_code != 200:
+            pass
+        shutil.copytree(second_run.path, served)
+        while _translate(client, q=TEXT)["translatedText"] != answer:
+            pass
+
+
 def test_no_request_fails_while_models_are_replaced(small_run: RunFolder) -> None:
     loading = Loading(models=(ModelAddress(path=str(small_run.path), languages=("en", "de")),))
     with open_client(AppOptions(loading=loading, watch=0)) as client:

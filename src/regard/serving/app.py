@@ -117,11 +117,12 @@ class Session:
             await asyncio.sleep(self.options.watch)
             self.metrics.set_queue_length(0 if self.catalog is None else self.catalog.queued)
             with suppress(RegardError, OSError):  # the model may be incomplete while it is written
-                found, previous = read_stamps(loading), stamps
-                stamps = found
-                if previous in (None, found):
+                found = read_stamps(loading)
+                if stamps in (None, found):
+                    stamps = found
                     continue
                 versions = await asyncio.to_thread(identify_versions, loading)
+                stamps = found
                 if versions not in (self._versions, rejected) and not await self.reload():
                     rejected = versions
 

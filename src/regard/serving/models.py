@@ -377,7 +377,7 @@ def load_catalog(loading: Loading, report: Callable[[int], object] = lambda _: N
 def read_stamps(loading: Loading) -> list[tuple[str, int]]:
     """Return what changes when weights are written to a model folder: names and times, without reading files."""
     folders = [RunFolder(Path(each.path)) for each in loading.models]
-    paths = [path for folder in folders for path in (folder.config, *sorted(folder.checkpoints.iterdir()))]
+    paths = [path for folder in folders for path in (folder.config, *sorted(folder.checkpoints.rglob("*")))]
     return [(str(path), path.stat().st_mtime_ns) for path in paths]
 
 
