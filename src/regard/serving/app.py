@@ -78,6 +78,7 @@ class Session:
         self.is_draining = False
         self.downloads = Path(options.downloads or tempfile.mkdtemp(prefix="regard-downloads-"))
         self._versions: tuple[str, ...] = ()
+        self._stamps: list[tuple[str, int]] = []
         self._reloading = asyncio.Lock()
 
     @property
@@ -96,6 +97,7 @@ class Session:
             loading = self.options.loading
             try:
                 self.access.reload()
+                stamps = read_stamps(loading)
                 versions = await asyncio.to_thread(identify_versions, loading)
                 catalog = await asyncio.to_thread(self._load, loading, self.metrics.count_batch)
             except Exception as error:
@@ -103,7 +105,8 @@ class Session:
                     raise
                 log.error("The models were not replaced, and the previous ones remain in use. %s", error)
                 return False
-            previous, self.catalog, self._versions = self.catalog, catalog, versions
+            previous, self.catalog = self.catalog, catalog
+            self._versions, self._stamps = versions, stamps
         if previous is not None:
             log.warning("The models were replaced: %s.", ", ".join(catalog.by_name))
             await previous.close()
@@ -111,20 +114,18 @@ class Session:
 
     async def watch(self) -> None:
         """Reload when the weights in a model folder have changed. Files are read only if a folder has changed."""
-        loading, rejected = self.options.loading, self._versions
-        stamps: list[tuple[str, int]] | None = None
+        loading, rejected = self.options.loading, self._stamps
         while self.options.watch:
             await asyncio.sleep(self.options.watch)
             self.metrics.set_queue_length(0 if self.catalog is None else self.catalog.queued)
             with suppress(RegardError, OSError):  # the model may be incomplete while it is written
                 found = read_stamps(loading)
-                if stamps in (None, found):
-                    stamps = found
+                if found in (self._stamps, rejected):
                     continue
-                versions = await asyncio.to_thread(identify_versions, loading)
-                stamps = found
-                if versions not in (self._versions, rejected) and not await self.reload():
-                    rejected = versions
+                if await asyncio.to_thread(identify_versions, loading) == self._versions:
+                    self._stamps = found
+                elif not await self.reload():
+                    rejected = found
 
     def check_length(self, request: Request, texts: Sequence[str]) -> None:
         """Raise RequestError if a request has too many characters."""
