@@ -235,6 +235,14 @@ def test_a_body_that_cannot_be_read_is_answered_with_the_reason(
     assert response.json()["error"]
 
 
+def test_scripts_of_other_sites_may_use_the_api(client: Client) -> None:
+    response = client.post(
+        "/translate", json={"q": TEXT, "source": "en", "target": "de"}, headers={"Origin": "http://a"}
+    )
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in response.headers
+
+
 def test_unknown_paths_and_methods_are_answered_as_json(client: Client) -> None:
     assert client.get("/missing").json() == {"error": "There is no /missing."}
     assert client.get("/translate").status_code == 405
@@ -318,12 +326,12 @@ def test_no_request_fails_while_models_are_replaced(small_run: RunFolder) -> Non
 
 def test_a_server_that_shuts_down_is_not_ready(client: Client) -> None:
     assert client.get("/ready").json()["models"] == ["small"]
-    client.app.state.session.is_draining = True
+    client.app.state.is_draining = True
     try:
         assert client.get("/ready").status_code == 503
         assert client.get("/health").status_code == 200
     finally:
-        client.app.state.session.is_draining = False
+        client.app.state.is_draining = False
 
 
 def test_a_request_without_a_result_in_time_is_cancelled(small_run: RunFolder) -> None:

@@ -72,9 +72,9 @@ def test_processes_share_the_buckets(tmp_path: Path) -> None:
 
 
 def test_each_key_has_its_own_rate(tmp_path: Path) -> None:
-    path = write_keys(tmp_path, "# our keys\nalice secret-a 2\nbob secret-b  # the general rate\n")
+    path = write_keys(tmp_path, "# our keys\nalice secret-a 2\nbob secret#b  # the general rate\n")
     access = Access(AccessSettings(keys=path, requests_per_minute=1))
-    alice, bob = {"api_key": "secret-a"}, {"api_key": "secret-b"}
+    alice, bob = {"api_key": "secret-a"}, {"api_key": "secret#b"}
     assert access.check(alice, {}, CLIENT, 0) == "alice"
     assert [find_status(access, alice, 0) for _ in range(2)] == [(200, None), (429, 30)]
     assert [find_status(access, bob, 0) for _ in range(2)] == [(200, None), (429, 60)]

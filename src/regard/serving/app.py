@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 
 from regard.data.images.pixels import decode_image
@@ -75,7 +76,6 @@ class Session:
         self.access, self.metrics = Access(options.access), Metrics()
         self._load = load
         self.catalog: Catalog | None = None
-        self.is_draining = False
         self.downloads = Path(options.downloads or tempfile.mkdtemp(prefix="regard-downloads-"))
         self._versions: tuple[str, ...] = ()
         self._stamps: list[tuple[str, int]] = []
@@ -147,15 +147,15 @@ def create_app(options: AppOptions, load: Load = load_catalog) -> FastAPI:
         await session.reload()
         watching = asyncio.create_task(session.watch())
         yield
-        session.is_draining = True
         watching.cancel()
         await session.models.close()
 
     # The pages that FastAPI generates load scripts from elsewhere, so `/docs` is a page of our own.
     app = FastAPI(title="regard", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=load_and_close)
-    app.state.session, app.state.reload = session, session.reload
+    app.state.session, app.state.reload, app.state.is_draining = session, session.reload, False
     app.include_router(router)
     app.openapi = lambda: describe_api(app, [Options])  # type: ignore[method-assign]
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(LimitsMiddleware, limits=options.limits)
     app.add_middleware(RequestLog, metrics=session.metrics, texts=options.log_texts)
     for kind in (RequestError, RegardError, Exception):
@@ -336,7 +336,7 @@ async def get_health() -> Response:
 async def get_readiness(request: Request) -> Response:
     """Return 200 once the models are loaded."""
     session = _session(request)
-    if session.is_draining:
+    if request.app.state.is_draining:
         raise RequestError(503, "The server is shutting down.", retry_after=1)
     return _send({"status": "ready", "models": list(session.models.by_name)})
 

@@ -20,6 +20,7 @@ from regard.serving.errors import RequestError
 from regard.serving.settings import AccessSettings
 
 _HASH: Final = "sha256:"
+_COMMENT: Final = re.compile(r"(^|\s)#.*")
 _SLOT: Final = struct.Struct("Qdd")
 _SLOTS: Final = 16_384
 _PROBES: Final = 8
@@ -44,7 +45,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
         raise ConfigError(f"--keys {path}: the file cannot be read: {reason}. Check the path.") from None
     keys: list[Key] = []
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
+        words = _COMMENT.sub("", line).split()
         if words:
             key = _parse_key(words, f"{path}, line {number}")
             if any(key.name == other.name or key.digest == other.digest for other in keys):

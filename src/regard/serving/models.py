@@ -192,10 +192,10 @@ class LoadedModel:
         """Return the engine for a request. Only torch returns weights and satisfies constraints."""
         engine = self._engines.get(request)
         if engine is None:
-            if request.attention or request.constrained:
-                engine = self.model.choose_engine("torch", request._replace(precision="float32"))
-            else:
+            if self._engine == "auto" or not (request.attention or request.constrained):
                 engine = self.model.choose_engine(self._engine, request)
+            else:
+                engine = self.model.choose_engine("torch", request._replace(precision="float32"))
             self._engines[request] = engine
         return engine
 

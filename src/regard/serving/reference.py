@@ -11,6 +11,9 @@ from pydantic import BaseModel
 from regard.formatting import to_json
 from regard.version import __version__
 
+_NOT_OF_FILES: Final = ("q", "format")
+"""The fields of a request for a text that a request for a file does not have."""
+
 _REF: Final = "#/components/schemas/"
 _ERRORS: Final = {
     400: "The request is not valid, or the languages are not supported.",
@@ -39,7 +42,7 @@ def describe_body(schema: type[BaseModel], *, file: str | None = None) -> dict[s
     if file is not None:
         described["properties"] = {
             file: {"type": "string", "format": "binary"},
-            **{name: field for name, field in described["properties"].items() if name != "q"},
+            **{name: field for name, field in described["properties"].items() if name not in _NOT_OF_FILES},
         }
         described["required"] = [file, *(name for name in described.get("required", ()) if name != "q")]
         kinds = ["multipart/form-data"]

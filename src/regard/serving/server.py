@@ -79,8 +79,8 @@ _USER_TIMEOUT: Final = 30_000
 def run_server(create_app: Callable[[], Starlette], options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT. Print the URL on stdout once requests are accepted.
 
-    SIGHUP reads the certificate again, and calls the coroutine function `app.state.reload` of each process. A second
-    SIGTERM or SIGINT ends the server at once.
+    When it stops, `app.state.is_draining` becomes True. SIGHUP reads the certificate again, and calls the coroutine
+    function `app.state.reload` of each process. A second SIGTERM or SIGINT ends the server at once.
 
     Args:
         create_app: Returns the application. With several workers, it must be importable, and is called in each. If it,
@@ -233,7 +233,7 @@ class _Server(uvicorn.Server):
         clock = asyncio.get_running_loop().time
         end = clock() + self.options.drain
         connections: set[Any] = self.server_state.connections
-        self.draining = True
+        self.draining = self._app.state.is_draining = True
         _ignore_attempts_to_connect(self._listener)
         for each in connections:
             each.announce_end()

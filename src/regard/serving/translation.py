@@ -26,7 +26,7 @@ class Translated(NamedTuple):
         described, position = [], 0
         for sentence, output in zip(self.sentences, self.outputs, strict=True):
             start = source.find(sentence, position)
-            position = max(position, start + len(sentence))
+            position = position if start < 0 else start + len(sentence)
             fields: dict[str, Any] = {"source": sentence, "text": output.best.text, "start": start}
             if scores:
                 fields["score"] = output.best.score
