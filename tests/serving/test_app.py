@@ -157,7 +157,7 @@ def test_a_file_is_translated_and_downloaded(client: Client) -> None:
     assert "attachment" in downloaded.headers["content-disposition"]
 
 
-@pytest.mark.parametrize("name", ["..%2F..%2Fetc%2Fpasswd", "missing.txt", "%00"])
+@pytest.mark.parametrize("name", ["..%2F..%2Fetc%2Fpasswd", "missing.txt", "%00", "a" * 300, f"{'a' * 32}.txt"])
 def test_only_translated_files_can_be_downloaded(client: Client, name: str) -> None:
     assert client.get(f"/download_file/{name}").status_code == 404
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import secrets
 import tempfile
 import time
@@ -51,6 +52,7 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP")
 """The formats of images in requests."""
 
 _MAX_FIELDS: Final = 1_000
+_DOWNLOAD: Final = re.compile(r"[A-Za-z0-9_-]{32}\.[a-z]+")
 _DOWNLOAD_SECONDS: Final = 600
 """How long a translated file can be downloaded."""
 
@@ -257,6 +259,7 @@ async def post_file(request: Request) -> Response:
     session.check_length(request, document.sentences)
     translated = await _while_connected(request, translate(backend, document, wanted.want(backend.description)))
     name = f"{secrets.token_urlsafe(24)}{Path(file.filename).suffix.lower()}"
+    assert _DOWNLOAD.fullmatch(name)
     content = document.join_bytes([choose(output) for output in translated.outputs])
     await asyncio.to_thread(_store, session.downloads, name, content)
     return _send({"translatedFileUrl": str(request.url_for("download_file", name=name))})
@@ -265,8 +268,8 @@ async def post_file(request: Request) -> Response:
 @router.get("/download_file/{name}")
 async def download_file(request: Request, name: str) -> Response:
     """Download a translated file."""
-    path = _session(request).downloads / Path(name).name
-    if not path.is_file():
+    path = _session(request).downloads / name
+    if not _DOWNLOAD.fullmatch(name) or not path.is_file():
         raise RequestError(404, "The file does not exist any more. Translate it again.")
     media_type = FILE_FORMATS.get(path.suffix, "application/octet-stream")
     return FileResponse(path, media_type=media_type, filename=f"translated{path.suffix}")
