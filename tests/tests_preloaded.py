@@ -2,8 +2,8 @@
 
 A page of the documentation runs `regard …` many times, and examples in Python that import torch. `start_preloaded` puts
 two small programs into a folder for PATH: `regard`, and `run-python`, which runs a text like `python -W error -c`. Each
-passes its arguments, environment and standard streams to the server, which forks; the new process runs the command and
-returns its exit code.
+passes its arguments, environment and standard streams to the server, which forks; the new process runs the command,
+receives the signals of the program, and returns its exit code.
 """
 
 import array
@@ -22,13 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CLIENT = """#!{python} -SE
-import array, json, os, socket, sys
+import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 request = json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
 streams = array.array("i", [0, 1, 2])
 server.sendmsg([len(request).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
 server.sendall(request)
+process = int.from_bytes(server.recv(8), "big")
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(process, number))
 code = server.recv(1)
 sys.exit(code[0] if code else 70)
 """
@@ -82,6 +85,7 @@ def serve(address: str) -> None:
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.sendall(os.getpid().to_bytes(8, "big"))
             code = 70
             try:
                 code = _run(connection)
