@@ -64,6 +64,14 @@ Column = Annotated[int, _NUMBER, Field(gt=0, le=1_000_000)]
 Position = Annotated[float, Field(ge=0, le=1e9)]
 """A position in a schedule, or an average length."""
 Minutes = Annotated[float, _NUMBER, Field(gt=0, le=10_000_000)]
+Seconds = Annotated[float, _NUMBER, Field(gt=0, le=86_400)]
+"""The longest time that a server waits."""
+OptionalSeconds = Annotated[float, _NUMBER, Field(ge=0, le=86_400)]
+"""A time of a server; 0 is off."""
+RequestRate = Annotated[float, _NUMBER, Field(gt=0, le=1_000_000)]
+"""Requests per minute."""
+Port = Annotated[int, _NUMBER, Field(ge=0, le=65_535)]
+"""The port of a server; 0 is a free one."""
 Epochs = Annotated[float, _NUMBER, Field(gt=0, le=10**9)]
 Fraction = Annotated[float, _NUMBER, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, _NUMBER, Field(gt=0, le=1)]

@@ -17,7 +17,7 @@ from regard.cli.options import (
 )
 from regard.decoding.settings import EngineName, Precision
 from regard.errors import ConfigError
-from regard.quantities import WorkerCount
+from regard.quantities import RequestRate, WorkerCount
 from regard.registry import imported_plugins
 from regard.runs.folder import open_model
 from regard.serving.settings import (
@@ -26,7 +26,6 @@ from regard.serving.settings import (
     Loading,
     LogFormat,
     ModelAddress,
-    Rate,
     Replicas,
     RequestLimits,
     ServerOptions,
@@ -59,7 +58,7 @@ Examples:
 @click.option("--replicas", metavar="N|MIN-MAX",
               help="Copies of each model on the cluster; a range adapts to the load. [default: 1]")  # fmt: skip
 @click.option("--keys", metavar="FILE", help="Require an API key: FILE has lines NAME KEY [REQUESTS-PER-MINUTE].")
-@number_option("--requests-per-minute", Rate, "N", "Maximum rate of each key; without --keys, of each address.")
+@number_option("--requests-per-minute", RequestRate, "N", "Maximum rate of each key; without --keys, of each address.")
 @setting_option(
     RequestLimits, "characters", "N", "Maximum number of characters of a request; 0 is no limit.", show_default=True
 )

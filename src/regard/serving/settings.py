@@ -9,16 +9,11 @@ from pydantic import Field
 from regard.config import Settings
 from regard.decoding.settings import EngineName, Precision
 from regard.errors import ConfigError
-from regard.quantities import Count, OptionalCount, WorkerCount
+from regard.quantities import Count, OptionalCount, OptionalSeconds, Port, RequestRate, Seconds, WorkerCount
 
 LANGUAGE_CODE: Final = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z0-9]{2,8})*")
 
 LogFormat = Literal["auto", "json", "text"]
-
-Rate = Annotated[float, Field(gt=0, le=1_000_000)]
-"""Requests per minute."""
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class ModelAddress(Settings):
@@ -50,7 +45,7 @@ class Loading(Settings):
     """Settings of the search. By default, those of validation."""
     plugins: tuple[str, ...] = ()
     accept_changes: bool = False
-    batch_wait: float = 0.005
+    batch_wait: OptionalSeconds = 0.005
     """The longest time, in seconds, that a sentence waits for others while the model is free."""
     queue: Count = 1_000
     """The maximum number of sentences that wait for a model."""
@@ -84,7 +79,7 @@ class AccessSettings(Settings):
 
     keys: str | None = None
     """The file of the keys; None if requests need no key."""
-    requests_per_minute: Rate | None = None
+    requests_per_minute: RequestRate | None = None
     """The rate of a key without its own rate. Without keys, the rate of an address."""
 
 
@@ -107,7 +102,7 @@ class AppOptions(Settings):
     limits: RequestLimits = RequestLimits()
     downloads: str = ""
     """The folder of translated files, which all workers share."""
-    watch: float = 5.0
+    watch: OptionalSeconds = 5.0
     """How often the model folders are checked for new weights, in seconds; 0 for never."""
     log_texts: bool = False
 
@@ -116,7 +111,7 @@ class ServerOptions(Settings):
     """Where the server listens, and how long it waits for slow clients."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = 5_000
+    port: Port = 5_000
     """0 chooses a free port."""
     workers: WorkerCount = 1
     certificate: str | None = None
