@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, final
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import ImmutableMultiDict, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
@@ -23,14 +23,23 @@ from regard.errors import RegardError
 from regard.formatting import parse_json, to_json
 from regard.models.settings import IMAGE, TEXT
 from regard.serving import page
-from regard.serving.detection import detect
+from regard.serving.detection import Detection, detect
 from regard.serving.documents.files import FILE_FORMATS, parse_file
 from regard.serving.errors import RequestError, raise_invalid
 from regard.serving.keys import Access
 from regard.serving.limits import LimitsMiddleware
 from regard.serving.logs import RequestLog
 from regard.serving.metrics import MEDIA_TYPE, Metrics
-from regard.serving.models import Backend, Catalog, Output, describe_links, identify_versions, load_catalog, read_stamps
+from regard.serving.models import (
+    Backend,
+    Catalog,
+    Output,
+    describe_links,
+    identify_versions,
+    load_catalog,
+    name_language,
+    read_stamps,
+)
 from regard.serving.reference import describe_api, describe_body, describe_query, render_reference
 from regard.serving.schemas import (
     AUTO,
@@ -250,12 +259,9 @@ async def post_file(request: Request) -> Response:
     if not isinstance(file, UploadFile) or not file.filename:
         raise RequestError(400, "Invalid request: missing file parameter")
     content = await file.read()
-    source = wanted.source
-    if source == AUTO:
-        source = _detect_source(session.models, content[:10_000].decode(errors="replace"), wanted.target)["language"]
-    backend = session.models.find_translator(source, wanted.target)
-    limit = backend.description.sentence
-    document = await asyncio.to_thread(parse_file, file.filename, content, source, limit)
+    beginning = content[:10_000].decode(errors="replace")
+    backend, source, _ = await _find_translator(session.models, wanted.source, wanted.target, beginning)
+    document = await asyncio.to_thread(parse_file, file.filename, content, source, backend.description.sentence)
     session.check_length(request, document.sentences)
     translated = await _while_connected(request, translate(backend, document, wanted.want(backend.description)))
     name = f"{secrets.token_urlsafe(24)}{Path(file.filename).suffix.lower()}"
@@ -281,7 +287,7 @@ async def stream_tokens(request: Request) -> Response:
     """Stream the prediction for one sentence as server-sent events: the text after each token, then an event `end`."""
     wanted, session = await _parse(request, SentenceRequest), _session(request)
     session.check_length(request, [wanted.q])
-    backend = _find_backend(session.models, wanted)
+    backend = await _find_backend(session.models, wanted)
 
     async def send() -> AsyncIterator[str]:
         text = ""
@@ -300,7 +306,7 @@ async def explore(request: Request) -> Response:
     """Show how the first sentence of a text is predicted: the page of the explorer."""
     wanted, session = await _parse(request, SentenceRequest), _session(request)
     session.check_length(request, [wanted.q])
-    backend = _find_backend(session.models, wanted)
+    backend = await _find_backend(session.models, wanted)
     search = _validate({"q": wanted.q}, PredictRequest).want(backend.description)
     sentence = next(iter(parse(wanted.q, "text", wanted.source, backend.description.sentence).sentences), "")
     return HTMLResponse(await _while_connected(request, backend.render_trace(sentence, search)))
@@ -320,8 +326,8 @@ async def get_frontend_settings(request: Request) -> Response:
             "frontendTimeout": 500,
             "keyRequired": session.access.requires_key,
             "language": {
-                "source": {"code": source, "name": _name(session.models, source)},
-                "target": {"code": target, "name": _name(session.models, target)},
+                "source": {"code": source, "name": name_language(source)},
+                "target": {"code": target, "name": name_language(target)},
             },
             "suggestions": False,
             "supportedFilesFormat": list(FILE_FORMATS),
@@ -408,14 +414,11 @@ def _session(request: Request) -> Session:
 
 async def _translate(models: Catalog, wanted: TranslateRequest, text: str) -> dict[str, Any]:
     """Return the answer to a request for one text."""
-    source, detected = wanted.source, None
-    if source == AUTO:
-        detected = await asyncio.to_thread(_detect_source, models, text, wanted.target)
-        source = detected["language"]
-    if source == wanted.target:
+    detected = None
+    if wanted.source == wanted.target:
         translated = Translated(text, [], (), [])
     else:
-        backend = models.find_translator(source, wanted.target)
+        backend, source, detected = await _find_translator(models, wanted.source, wanted.target, text)
         document = await asyncio.to_thread(parse, text, wanted.format, source, backend.description.sentence)
         translated = await translate(backend, document, wanted.want(backend.description))
     answer: dict[str, Any] = {"translatedText": translated.text}
@@ -464,22 +467,22 @@ def _find_predictor(models: Catalog, name: str, source_kind: str) -> Backend:
     raise RequestError(400, f"Invalid request: missing model parameter. Models that read this kind of source: {names}.")
 
 
-def _find_backend(models: Catalog, wanted: SentenceRequest) -> Backend:
+async def _find_backend(models: Catalog, wanted: SentenceRequest) -> Backend:
     if not wanted.target:
         return _find_predictor(models, wanted.model, TEXT)
-    source = wanted.source
+    backend, _, _ = await _find_translator(models, wanted.source, wanted.target, wanted.q)
+    return backend
+
+
+async def _find_translator(
+    models: Catalog, source: str, target: str, text: str
+) -> tuple[Backend, str, Detection | None]:
+    """Return the model of a pair of languages, the source language and, if it is detected, with what confidence."""
+    detected = None
     if source == AUTO:
-        source = _detect_source(models, wanted.q, wanted.target)["language"]
-    return models.find_translator(source, wanted.target)
-
-
-def _detect_source(models: Catalog, text: str, target: str) -> dict[str, Any]:
-    """Return the most likely language of a text, among those that are translated to the target."""
-    return dict(detect(text, models.find_sources(target))[0])
-
-
-def _name(models: Catalog, code: str) -> str:
-    return next((each["name"] for each in models.list_languages() if each["code"] == code), code)
+        detected, *_ = await asyncio.to_thread(detect, text, models.find_sources(target))
+        source = detected["language"]
+    return models.find_translator(source, target), source, detected
 
 
 async def _parse(request: Request, schema: type[Schema]) -> Schema:
@@ -513,23 +516,16 @@ async def _read_fields(request: Request) -> Mapping[str, Any]:
             raise RequestError(400, "Invalid request: the body must be a JSON object.")
         return fields
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-        form: FormData = await request.form(max_fields=_MAX_FIELDS, max_files=1)
-        return _collect(form.multi_items())
+        return _collect(await request.form(max_fields=_MAX_FIELDS, max_files=1))
     if kind and await request.body():
         raise RequestError(415, f"The body has the type {kind}. Send JSON, or a form.")
-    return _collect(request.query_params.multi_items())
+    return _collect(request.query_params)
 
 
-def _collect(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _collect(values: ImmutableMultiDict[str, Any]) -> dict[str, Any]:
     """Return fields by name. A field `q` that occurs several times is a list."""
-    fields: dict[str, Any] = {}
-    for name, value in items:
-        fields[name] = value if name != "q" or name not in fields else [*_as_list(fields[name]), value]
-    return fields
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    texts = values.getlist("q")
+    return {**values, "q": texts} if len(texts) > 1 else dict(values)
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -43,9 +43,6 @@ class Wanted(Settings):
     align: bool = False
     attention: bool = False
 
-    def __hash__(self) -> int:
-        return hash((tuple(self.search.__dict__.values()), self.prefix, self.must_contain, self.align, self.attention))
-
 
 class Text(NamedTuple):
     """A predicted text, its log-probability, and the spans of aligned words: in the source, and in the text."""
