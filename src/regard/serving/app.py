@@ -88,7 +88,6 @@ class Session:
         self._load = load
         self.catalog: Catalog | None = None
         self.downloads = Path(options.downloads or tempfile.mkdtemp(prefix="regard-downloads-"))
-        self._versions: tuple[str, ...] = ()
         self._stamps: list[tuple[str, int]] = []
         self._reloading = asyncio.Lock()
 
@@ -109,15 +108,13 @@ class Session:
             try:
                 self.access.reload()
                 stamps = read_stamps(loading)
-                versions = await asyncio.to_thread(identify_versions, loading)
                 catalog = await asyncio.to_thread(self._load, loading, self.metrics.count_batch)
             except Exception as error:
                 if self.catalog is None:
                     raise
                 log.error("The models were not replaced, and the previous ones remain in use. %s", error)
                 return False
-            previous, self.catalog = self.catalog, catalog
-            self._versions, self._stamps = versions, stamps
+            previous, self.catalog, self._stamps = self.catalog, catalog, stamps
         if previous is not None:
             log.warning("The models were replaced: %s.", ", ".join(catalog.by_name))
             await previous.close()
@@ -133,7 +130,7 @@ class Session:
                 found = read_stamps(loading)
                 if found in (self._stamps, rejected):
                     continue
-                if await asyncio.to_thread(identify_versions, loading) == self._versions:
+                if await asyncio.to_thread(identify_versions, loading) == self.models.versions:
                     self._stamps = found
                 elif not await self.reload():
                     rejected = found

@@ -311,6 +311,11 @@ class Catalog:
         return [backend.description for backend in self.by_name.values()]
 
     @property
+    def versions(self) -> tuple[str, ...]:
+        """What identifies the weights of each model."""
+        return tuple(description.version for description in self.descriptions)
+
+    @property
     def sources(self) -> list[str]:
         """The codes of all source languages."""
         return list(dict.fromkeys(source for source, _ in self.by_languages))
