@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import reprlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,9 @@ of up to three letters, which may differ in one letter; and the minimum length o
 """
 _LONGEST_NAME = 200
 """Longer words are not names; comparing them takes long."""
+
+LANGUAGE_CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
+"""A code such as en or pt-BR."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -121,6 +125,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def name_language(code: str) -> str:
+    """Return the English name of a language; its code if the name is not known."""
+    from babel import Locale, UnknownLocaleError
+
+    try:
+        return Locale.parse(code, sep="-").get_display_name("en") or code
+    except (UnknownLocaleError, ValueError):
+        return code
 
 
 def to_json(value: Any, *, indent: int | None = None, ensure_ascii: bool = True, sort_keys: bool = False) -> str:

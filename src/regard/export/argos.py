@@ -1,12 +1,9 @@
 """Export to Argos Translate (https://github.com/argosopentech/argos-translate): a package that it installs."""
 
-import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, final
-
-from babel import Locale, UnknownLocaleError
 
 from regard.data.settings import MarianTokenizer, sides
 from regard.data.tokens.sentencepiece import is_language_code, list_marian_tokens, to_model_file
@@ -14,10 +11,8 @@ from regard.data.tokens.vocabularies import BYTES
 from regard.errors import ConfigError
 from regard.export.ct2 import CTranslate2Exporter, Precision, save_ct2
 from regard.export.exporter import Exporter, TrainedModel, describe_training
-from regard.formatting import to_json
+from regard.formatting import LANGUAGE_CODE, name_language, to_json
 from regard.version import __version__
-
-_CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 
 _ARGOS_VERSION = "1.10"
 """The first version that reads all parts of a package."""
@@ -40,7 +35,7 @@ class ArgosExporter(Exporter):
         precision: Precision = "float32",
         sentences: Literal["argos", "lines"] = "argos",
     ) -> None:
-        if not (_CODE.fullmatch(source) and _CODE.fullmatch(target)):
+        if not (LANGUAGE_CODE.fullmatch(source) and LANGUAGE_CODE.fullmatch(target)):
             raise ConfigError(
                 f"The languages of an Argos package are two codes, such as en or pt-BR, not '{source}' and '{target}'. "
                 "Use --to argos:source=en,target=de."
@@ -74,13 +69,13 @@ class ArgosExporter(Exporter):
             "package_version": "1.0",
             "argos_version": _ARGOS_VERSION,
             "from_code": self.source,
-            "from_name": _name_language(self.source),
+            "from_name": name_language(self.source),
             "to_code": self.target,
-            "to_name": _name_language(self.target),
+            "to_name": name_language(self.target),
         }
 
     def _write_card(self, model: TrainedModel) -> str:
-        names = f"{_name_language(self.source)} → {_name_language(self.target)}"
+        names = f"{name_language(self.source)} → {name_language(self.target)}"
         return f"# {names}\n\nTrained with regard {__version__}.\n\n{describe_training(model)}"
 
 
@@ -107,14 +102,6 @@ def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:
 
 _OPTIONS = {"normalization": "nfc", "lowercase": False, "symbols": ()}
 """Options of learned tokenizers, with the nearest value that can be expressed."""
-
-
-def _name_language(code: str) -> str:
-    """Return the English name of a language; its code if the name is not known."""
-    try:
-        return Locale.parse(code, sep="-").get_display_name("en") or code
-    except (UnknownLocaleError, ValueError):
-        return code
 
 
 def _build_line_splitter() -> bytes:

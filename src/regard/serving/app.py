@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 
 from regard.data.images.pixels import decode_image
 from regard.errors import RegardError
-from regard.formatting import parse_json, to_json
+from regard.formatting import name_language, parse_json, to_json
 from regard.models.settings import IMAGE, TEXT
 from regard.serving import page
 from regard.serving.detection import Detection, detect

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
-from babel import Locale, UnknownLocaleError
 
 from regard.api.model import Model, build_aligner
 from regard.config import Settings, resolve
@@ -20,7 +19,7 @@ from regard.decoding.constraints import parse_constraints
 from regard.decoding.engine import Engine, Request
 from regard.decoding.settings import EngineName, Precision, SearchSettings
 from regard.errors import ConfigError, DataError, ModelError
-from regard.formatting import did_you_mean
+from regard.formatting import LANGUAGE_CODE, did_you_mean, name_language
 from regard.inspection.prediction import Prediction
 from regard.models.settings import IMAGE, TEXT
 from regard.registry import import_plugins
@@ -28,7 +27,7 @@ from regard.runs.folder import RunFolder, open_model
 from regard.runs.stored_checkpoint import Checkpoint
 from regard.serving.batching import Batcher, BatchLimits, Item
 from regard.serving.errors import RequestError
-from regard.serving.settings import LANGUAGE_CODE, Loading, ModelAddress
+from regard.serving.settings import Loading, ModelAddress
 
 _MIN_SENTENCE: Final = 20
 
@@ -423,14 +422,6 @@ def _find_languages(name: str, data: Any) -> tuple[str, str] | None:
 
 def _is_language(code: str) -> bool:
     return bool(LANGUAGE_CODE.fullmatch(code)) and code.islower() and name_language(code) != code
-
-
-def name_language(code: str) -> str:
-    """Return the English name of a language; its code if the name is not known."""
-    try:
-        return Locale.parse(code, sep="-").get_display_name("en") or code
-    except (UnknownLocaleError, ValueError):
-        return code
 
 
 def find_words(text: str) -> list[Span]:

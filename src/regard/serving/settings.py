@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from regard.config import Settings
 from regard.decoding.settings import EngineName, Precision
 from regard.errors import ConfigError
+from regard.formatting import LANGUAGE_CODE
 from regard.quantities import Count, OptionalCount, OptionalSeconds, Port, RequestRate, Seconds, WorkerCount
-
-LANGUAGE_CODE: Final = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z0-9]{2,8})*")
 
 LogFormat = Literal["auto", "json", "text"]
 
