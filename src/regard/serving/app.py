@@ -37,7 +37,6 @@ from regard.serving.models import (
     describe_links,
     identify_versions,
     load_catalog,
-    name_language,
     read_stamps,
 )
 from regard.serving.reference import describe_api, describe_body, describe_query, render_reference
