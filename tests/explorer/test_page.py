@@ -17,30 +17,25 @@ from regard.data.images.settings import ScenesData
 from regard.inspection.trace.page import render_page
 from screenshots import serve
 from tests_browser import check_accessibility, needs_axe, tab_to
+from tests_explorer import (
+    FIND_SERVER,
+    LOSE_SERVER,
+    LOST,
+    SOURCE,
+    has_several_colors,
+    open_page,
+    read_output,
+    save_download,
+    wait_for_url,
+)  # fmt: skip
 from tests_shared import build_untrained
 
 pytestmark = pytest.mark.slow
 
 TABS = ("translate", "attention", "steps", "equation", "compare", "corpus", "model")
-SOURCE = "3 mai 2009"
 LETTERS = "abcdefghijkl"
 RECURRENT = {"kind": "recurrent", "embedding": 6, "encoder": {"hidden": 8}, "decoder": {"hidden": 16}}
 TRANSFORMER = {"kind": "transformer", "size": 16, "heads": 2, "layers": 2, "feedforward": 12}
-
-
-def open_page(page: Any, url: str, fragment: str = f"text={SOURCE}") -> None:
-    page.goto(f"{url}#{fragment}")
-    page.wait_for_selector("main[aria-busy=false] > *")
-
-
-def wait_for_url(page: Any, part: str) -> None:
-    """Wait until the URL contains a text. The page changes the fragment after it has rendered."""
-    page.wait_for_url(re.compile(re.escape(part)))
-
-
-def read_output(page: Any) -> str:
-    """Return the tokens of the output."""
-    return "".join(page.locator('[aria-label="Output tokens"] button').all_inner_texts())
 
 
 def test_every_tab_opens_by_its_number(page: Any, url: str) -> None:
@@ -177,16 +172,6 @@ def test_two_models_are_compared_by_a_difference(page: Any, url: str) -> None:
     assert has_several_colors(page, "compare-view .pane:nth-of-type(3) canvas")
 
 
-def has_several_colors(page: Any, selector: str) -> bool:
-    """Whether a canvas is painted."""
-    return bool(
-        page.locator(selector).first.evaluate(
-            "canvas => new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)"
-            ".data.buffer)).size > 2"
-        )
-    )
-
-
 def test_the_keyboard_moves_through_the_matrix_and_the_cell_is_announced(page: Any, url: str) -> None:
     open_page(page, url, f"text={SOURCE}&tab=attention")
     page.locator("canvas-figure [tabindex]").focus()
@@ -310,15 +295,6 @@ def test_every_edit_is_reached_by_the_keyboard(page: Any, url: str) -> None:
     page.wait_for_selector("#changes")
 
 
-def save_download(page: Any, path: Path, file_format: str) -> Path:
-    page.locator("#export").click()
-    with page.expect_download() as download:
-        page.locator(f"[data-format={file_format}]").click()
-    target = path / f"export.{file_format}"
-    download.value.save_as(target)
-    return target
-
-
 EXPORTS = {
     "translate": ("", "2009"),
     "attention": ("", ">m</text>"),
@@ -395,13 +371,6 @@ def test_an_exported_comparison_contains_the_output_without_edits(page: Any, url
     page.goto(save_download(page, tmp_path, "html").as_uri())
     page.wait_for_selector("#change")
     assert page.locator("#change").inner_text() == change
-
-
-LOSE_SERVER = (
-    "() => { window.connected = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); }"
-)
-FIND_SERVER = "() => { window.fetch = window.connected; }"
-LOST = "The server does not respond."
 
 
 def test_run_asks_again_after_a_lost_server(page: Any, url: str) -> None:

@@ -2,7 +2,7 @@
 import { at } from "./arrays.js";
 import type { Attribution, Method } from "./attribution.js";
 import type { Client, ModelSummary } from "./client.js";
-import type { AttributionRequest, TraceRequest } from "./requests.js";
+import { MAX_TEXT, type AttributionRequest, type TraceRequest } from "./requests.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
@@ -17,12 +17,16 @@ const MANY_TOKENS = 200;
 /** The server keeps more documents, but those in the memory of the page are shown at once. */
 const MOST_DOCUMENTS = 32;
 
+/** Changes of the URL closer than this, in milliseconds, are one gesture. Browsers limit how often a page writes its URL. */
+const GESTURE = 300;
+
 export class Store extends EventTarget {
   state: State = INITIAL;
   models: ModelSummary[] = [];
   trace: TraceDocument | null = null;
   /** The picture of a captioner, as base64. It is too large for the URL, so the tab of the browser keeps it. */
   image = sessionStorage.getItem("regard.image") ?? "";
+  /** Why the present state could not be computed. `trace` is then the last result; empty without a failure. */
   error = "";
   /** Also before the models are known. */
   loading = true;
@@ -34,6 +38,7 @@ export class Store extends EventTarget {
   private future: Computed[] = [];
   private readonly documents = new Documents();
   private controller = new AbortController();
+  private gesture: ReturnType<typeof setTimeout> | undefined;
 
   constructor(readonly client: Client) {
     super();
@@ -76,6 +81,11 @@ export class Store extends EventTarget {
     this.compute({ ...changes, edits: [], ...source });
   }
 
+  /** Whether `trace` belongs to the present state: it does not while a result is computed, or if that has failed. */
+  get isCurrent(): boolean {
+    return this.trace !== null && !this.loading && !this.error;
+  }
+
   get model(): ModelSummary | undefined {
     return this.models.find((each) => each.id === this.state.model);
   }
@@ -112,11 +122,21 @@ export class Store extends EventTarget {
     return Boolean(this.state.text.trim());
   }
 
-  /** Change what is shown. */
+  /** Change what is shown. The URL is written at once, and the further changes of a gesture when the gesture ends. */
   show(changes: Partial<State>): void {
     this.state = { ...this.state, ...changes };
-    history.replaceState(null, "", `#${writeFragment(this.state)}`);
+    if (this.gesture === undefined) this.writeUrl();
+    clearTimeout(this.gesture);
+    this.gesture = setTimeout(() => this.writeUrl(), GESTURE);
     this.notify();
+  }
+
+  /** Write the state to the URL now. */
+  writeUrl(): void {
+    clearTimeout(this.gesture);
+    this.gesture = undefined;
+    const fragment = `#${writeFragment(this.state)}`;
+    if (fragment !== (location.hash || "#")) history.replaceState(null, "", fragment);
   }
 
   /** Focus a cell of a map: the first token of its row and of its column. */
@@ -169,6 +189,7 @@ export class Store extends EventTarget {
   }
 
   private move(changes: Partial<State>): void {
+    if (this.gesture !== undefined) this.writeUrl();
     this.state = { ...this.state, ...changes };
     history.pushState(null, "", `#${writeFragment(this.state)}`);
     void this.load();
@@ -217,6 +238,7 @@ export class Store extends EventTarget {
     this.loading = true;
     this.notify();
     try {
+      checkLength(this.state.text);
       const trace = await this.fetchTrace();
       if (signal.aborted) return;
       this.trace = trace;
@@ -241,7 +263,6 @@ export class Store extends EventTarget {
 
   private fail(reason: unknown): void {
     this.error = (reason as Error).message;
-    this.trace = null;
     this.loading = false;
     this.announce(this.error);
     this.notify();
@@ -312,6 +333,12 @@ class Documents {
 function findFirstSource(model: ModelSummary | undefined): Pick<State, "text" | "example"> {
   if (model?.source_kind === "image") return { text: "", example: model.split === null ? null : 0 };
   return { text: model?.examples[0] ?? "", example: null };
+}
+
+/** Throw an error for a text that the server would not accept. The browser would cut it without saying so. */
+function checkLength(text: string): void {
+  const { length } = [...text];
+  if (length > MAX_TEXT) throw new Error(`The source has ${length.toLocaleString("en")} characters, and the page reads up to ${MAX_TEXT.toLocaleString("en")}. Use a shorter text.`);
 }
 
 function pick(state: State): Computed {

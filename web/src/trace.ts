@@ -73,7 +73,7 @@ export interface TraceDocument {
     text: string;
     tokens: string[];
     offsets: [number, number][];
-    unknown: unknown[];
+    unknown: string[];
     grid: [number, number] | null;
     picture: EncodedArray | null;
   };
@@ -134,6 +134,23 @@ export function nameSlots(trace: TraceDocument): string[] {
   if (!grid) return trace.source.tokens;
   return Array.from({ length: grid[0] * grid[1] }, (_, slot) => `${Math.floor(slot / grid[1]) + 1},${(slot % grid[1]) + 1}`);
 }
+
+/** Return in sentences what the model does not read of a source: characters without a token, and a part that is cut off. */
+export function describeReading({ source }: TraceDocument): string[] {
+  if (source.grid) return [];
+  const characters = [...source.text];
+  const end = source.offsets.reduce((last, [, stop]) => Math.max(last, stop), 0);
+  // White space, and marks that belong to the character before them, may have no token of their own.
+  const isCut = /[^\s\p{M}\p{C}]/u.test(characters.slice(end).join(""));
+  const named = source.unknown.map((part) => `“${part}”`);
+  const last = named.pop();
+  return [
+    isCut ? `The source is too long: the model reads the first ${format(end)} of ${format(characters.length)} characters.` : "",
+    last ? `The model reads ${named.length ? `${named.join(", ")} and ` : ""}${last} as the unknown token, so its output does not depend on what this text is.` : "",
+  ].filter(Boolean);
+}
+
+const format = (count: number): string => count.toLocaleString("en");
 
 /** Return a visible label of a token: ␣ for white space, and a dotted circle before a combining character. */
 export function labelToken(token: string): string {

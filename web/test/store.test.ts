@@ -133,18 +133,58 @@ test("a request that was aborted is sent again", async () => {
   assert.equal(server.requests.length, 4);
 });
 
-test("a failed request is shown, and sent again on retry", async () => {
+test("the last result stays while a request fails, and the request is sent again on retry", async () => {
   const [store, server] = await start();
   server.failure = new Error("The server does not respond.");
   await predict(store, "a");
   assert.equal(store.error, "The server does not respond.");
-  assert.equal(store.trace, null);
+  assert.equal(store.trace?.source.text, "3 mai 2009");
+  assert.equal(store.isCurrent, false);
   assert.equal(store.loading, false);
   server.failure = null;
   store.retry();
   await settle();
   assert.equal(store.error, "");
   assert.equal(store.trace?.source.text, "a");
+});
+
+test("a text that is too long is rejected with its length, not cut", async () => {
+  const [store, server] = await start();
+  await predict(store, "😀".repeat(2001));
+  assert.match(store.error, /2,001 characters/);
+  assert.equal(server.requests.length, 1);
+  await predict(store, "😀".repeat(2000));
+  assert.equal(store.error, "");
+});
+
+test("a gesture writes the URL at its start and at its end, with its last state", async (context) => {
+  const [store] = await start();
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const write = context.mock.method(history, "replaceState");
+  for (let column = 1; column <= 100; column++) {
+    store.show({ column });
+    context.mock.timers.tick(20);
+  }
+  context.mock.timers.tick(1000);
+  assert.equal(write.mock.callCount(), 2);
+  assert.match(location.hash, /column=100/);
+  store.show({ column: 5 });
+  assert.match(location.hash, /column=5/);
+});
+
+test("what a gesture has changed is written before a new entry of the history", async () => {
+  const [store] = await start();
+  store.show({ column: 1 });
+  store.show({ column: 2 });
+  const before: string[] = [];
+  const push = history.pushState.bind(history);
+  history.pushState = (...parameters) => {
+    before.push(location.hash);
+    push(...parameters);
+  };
+  await predict(store, "ab");
+  history.pushState = push;
+  assert.match(before[0] ?? "", /column=2/);
 });
 
 test("a list of models that failed is read again on retry", async () => {

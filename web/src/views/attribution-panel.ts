@@ -29,13 +29,16 @@ export class AttributionPanel extends View {
   @state() private progress = 0;
   private controller: AbortController | null = null;
 
+  /** The requests for the trace that is shown, by their method. */
+  private keys: Partial<Record<Method, string>> = {};
+
   /** The scores, if they are computed. */
   get attribution(): Attribution | undefined {
-    return this.store.attributions.get(this.describeKey(this.method));
+    return this.find(this.method);
   }
 
-  private describeKey(method: Method): string {
-    return JSON.stringify(this.store.describeAttribution(method));
+  private find(method: Method): Attribution | undefined {
+    return this.store.attributions.get(this.keys[method] ?? "");
   }
 
   override disconnectedCallback(): void {
@@ -51,8 +54,9 @@ export class AttributionPanel extends View {
   }
 
   protected override willUpdate(): void {
-    if (!this.store.trace || this.store.loading) return;
-    const key = this.describeKey(this.method);
+    if (!this.store.isCurrent) return;
+    this.keys = Object.fromEntries(METHODS.map((method) => [method, JSON.stringify(this.store.describeAttribution(method))]));
+    const key = this.keys[this.method]!;
     if (key === this.requested) return;
     this.stop();
     this.requested = key;
@@ -103,7 +107,8 @@ export class AttributionPanel extends View {
     const { map, failure } = this;
     return html`<section class="panel stack plot" aria-label=${METHOD_NAMES[this.method]} id="attribution">
       <h2>${METHOD_NAMES[this.method]}</h2>
-      ${failure ? html`<p role="alert">${failure}</p>` : map ? this.renderScores(map) : renderProgress("Computing scores", this.progress)}
+      ${this.renderFailure()}
+      ${failure && !map ? "" : map ? this.renderScores(map) : renderProgress("Computing scores", this.progress)}
     </section>`;
   }
 
@@ -124,7 +129,7 @@ export class AttributionPanel extends View {
   }
 
   private renderAgreement(): TemplateResult {
-    const computed = METHODS.map((method) => this.store.attributions.get(this.describeKey(method))).filter((each) => each !== undefined);
+    const computed = METHODS.map((method) => this.find(method)).filter((each) => each !== undefined);
     return html`<table id="agreement">
       <caption class="muted small">Rank agreement with the attention weights of the last layer, averaged over heads and steps. 1: the same order.</caption>
       <thead><tr><th>Method</th><th class="number">Spearman</th><th class="number">Kendall</th></tr></thead>

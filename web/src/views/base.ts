@@ -1,9 +1,10 @@
 /** The base of all views: they are drawn again when the store or the theme changes. */
-import { LitElement, type PropertyValues } from "lit";
+import { LitElement, type PropertyValues, type TemplateResult } from "lit";
 import { property, state } from "lit/decorators.js";
 import type { Figure } from "../figures.js";
 import type { OtherTrace } from "../requests.js";
 import { shared } from "../styles.js";
+import { renderFailure } from "./controls.js";
 import type { Store } from "../store.js";
 
 export abstract class StoreElement extends LitElement {
@@ -48,12 +49,14 @@ export abstract class View extends StoreElement {
     this.store.removeEventListener("retry", this.requestAgain);
   }
 
-  /** Request something once for each key. A result is ignored if there is a newer request, or none, when it arrives. */
-  protected load<T>(key: unknown, send: () => Promise<T>, receive: (result: T | null) => void): void {
+  /**
+   * Request something once for each key. A result is ignored if there is a newer request, or none, when it arrives:
+   * the view shows the last result until then.
+   */
+  protected load<T>(key: unknown, send: () => Promise<T>, receive: (result: T) => void): void {
     if (key === this.requested) return;
     this.requested = key;
     this.failure = "";
-    receive(null);
     send().then(
       (result) => {
         if (this.requested === key) receive(result);
@@ -62,6 +65,11 @@ export abstract class View extends StoreElement {
         if (this.requested === key) this.failure = reason.message;
       },
     );
+  }
+
+  /** The failure of the last request, with a button that repeats it. */
+  protected renderFailure(): TemplateResult | string {
+    return this.failure && renderFailure(this.failure, this.requestAgain);
   }
 
   /** Return the width of an element of this view. Before it is drawn, return an estimate, and draw again afterwards. */

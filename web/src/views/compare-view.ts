@@ -28,7 +28,16 @@ export class CompareView extends View {
     `,
   ];
 
-  @state() private other: TraceDocument | null = null;
+  /** The traces that are compared. Both are shown when both are computed. */
+  @state() private pair: { trace: TraceDocument; other: TraceDocument } | null = null;
+
+  private get other(): TraceDocument | null {
+    return this.pair?.other ?? null;
+  }
+
+  private get trace(): TraceDocument | null {
+    return this.pair?.trace ?? this.store.trace;
+  }
 
   private get choices(): [string, string][] {
     const { models, state: { model, edits } } = this.store;
@@ -48,9 +57,10 @@ export class CompareView extends View {
 
   protected override willUpdate(): void {
     const [changes] = this.others;
-    if (!changes || !this.store.trace) return;
-    const key = JSON.stringify(this.store.describeRequest(changes));
-    this.load(key, () => this.store.fetchTrace(changes), (trace) => (this.other = trace));
+    const { trace } = this.store;
+    if (!changes || !trace || !this.store.isCurrent) return;
+    const key = JSON.stringify([this.store.describeRequest(), changes]);
+    this.load(key, () => this.store.fetchTrace(changes), (other) => (this.pair = { trace, other }));
   }
 
   private select(trace: TraceDocument): SelectedMap | null {
@@ -63,7 +73,7 @@ export class CompareView extends View {
 
   /** The difference of the weights, where both have the same rows and columns: up to the first different token. */
   private get difference(): SelectedMap | null {
-    const { trace } = this.store;
+    const { trace } = this;
     if (!trace || !this.other) return null;
     const [left, right] = [this.select(this.other), this.select(trace)];
     if (!left || !right || left.weights.columns !== right.weights.columns) return null;
@@ -79,12 +89,12 @@ export class CompareView extends View {
   }
 
   override get data(): unknown {
-    return { traces: [this.other, this.store.trace] };
+    return { traces: [this.other, this.trace] };
   }
 
   /** The matrices: before, after, and their difference. */
   private get panes(): [name: string, map: SelectedMap, colors: PaneColors][] {
-    const { trace, model, state: { colors, edits } } = this.store;
+    const { trace, store: { model, state: { colors, edits } } } = this;
     if (!trace || !this.choices.length) return [];
     const name = this.choices.find(([id]) => id === this.choice)![1];
     const panes: [string, SelectedMap | null, PaneColors][] = [
@@ -106,7 +116,7 @@ export class CompareView extends View {
   }
 
   protected override render(): TemplateResult {
-    const { trace } = this.store;
+    const { trace } = this;
     if (!trace) return html``;
     if (!this.choices.length) {
       return html`<section class="panel stack"><h2>Nothing to compare with</h2>
@@ -122,7 +132,7 @@ export class CompareView extends View {
             </select></label>
           ${renderMapControls(this.store)}
         </div>
-        ${this.failure ? html`<p class="panel">${this.failure}</p>` : ""}
+        ${this.renderFailure()}
         ${this.other ? this.renderChange(trace, this.other) : html`<p class="panel muted">Computing…</p>`}
         <div class="panes">
           ${this.panes.map(([title, map, colors]) => this.renderPane(title, map, colors))}

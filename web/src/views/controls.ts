@@ -57,6 +57,11 @@ export function renderSegments<T extends string>(
   </span>`;
 }
 
+/** What went wrong, and a button that tries again. */
+export function renderFailure(message: string, retry: () => void): TemplateResult {
+  return html`<div class="panel row failure" role="alert"><p>${message}</p><button type="button" class="retry" @click=${retry}>Retry</button></div>`;
+}
+
 /** A progress bar with a share from 0 to 1. */
 export function renderProgress(label: string, share: number): TemplateResult {
   return html`<div class="row"><progress max="1" .value=${share} aria-label=${label}></progress><span class="muted small number">${label}: ${Math.round(100 * share)} %</span></div>`;

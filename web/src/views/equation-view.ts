@@ -75,7 +75,7 @@ export class EquationView extends View {
   protected override willUpdate(): void {
     const { trace } = this.store;
     // Queries and keys are large, so they are read when this tab is open.
-    if (trace) this.load(trace, () => this.store.fetchTrace({ queries: true }), (complete) => (this.loaded = complete));
+    if (trace && this.store.isCurrent) this.load(trace, () => this.store.fetchTrace({ queries: true }), (complete) => (this.loaded = complete));
   }
 
   private get computed(): Loaded | null {
@@ -103,9 +103,8 @@ export class EquationView extends View {
   }
 
   protected override render(): TemplateResult {
-    if (this.failure) return html`<p class="panel">${this.failure}</p>`;
     if (!this.store.trace?.attention.length) return html`<p class="panel">This model has no attention.</p>`;
-    if (!this.loaded) return html`<p class="panel muted">Reading queries and keys…</p>`;
+    if (!this.loaded) return html`${this.renderFailure() || html`<p class="panel muted">Reading queries and keys…</p>`}`;
     const part = this.computed;
     if (!part) return html`<p class="panel">The page does not know the equation of this mechanism. The tab Attention shows its weights.</p>`;
     const { toggles } = this.store.state;
@@ -114,6 +113,7 @@ export class EquationView extends View {
     const model = isChanged ? computeRow(part.entry, part.mechanism, part.head, part.step, UNCHANGED) : changed;
     return html`
       <div class="stack">
+        ${this.renderFailure()}
         <div class="row">
           ${renderMapControls(this.store, true)} ${this.renderStepControl(part)} ${renderHypotheses(this.store)}
         </div>

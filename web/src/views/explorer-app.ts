@@ -8,10 +8,12 @@ import { applyTheme, isDark } from "../palette.js";
 import { TAB_NAMES, TABS, type Tab } from "../state.js";
 import { Store } from "../store.js";
 import { shared } from "../styles.js";
+import { describeReading } from "../trace.js";
 import { StoreElement, type View } from "./base.js";
 import "./attention-view.js";
 import "./changes-panel.js";
 import "./compare-view.js";
+import { renderFailure } from "./controls.js";
 import "./corpus-view.js";
 import "./equation-view.js";
 import "./guided-tour.js";
@@ -56,7 +58,8 @@ export class ExplorerApp extends StoreElement {
       .tabs button { border: 0; background: none; border-radius: 8px 8px 0 0; padding: 8px 16px; color: var(--muted); border-bottom: 3px solid transparent; font-weight: 550; white-space: nowrap; }
       .tabs button[aria-selected="true"] { color: var(--ink); border-bottom-color: var(--accent); }
       .tabs :focus-visible { outline-offset: -3px; }
-      .error { border-color: var(--bad); color: var(--bad); margin-bottom: var(--space-3); }
+      .failure, .notes { margin-bottom: var(--space-3); }
+      .notes { padding: var(--space-2) var(--space-3); }
       main { min-height: 300px; transition: opacity 120ms; outline: none; }
       main.loading { opacity: 0.55; }
       .progress { height: 3px; margin-top: calc(-1 * var(--space-3)); margin-bottom: calc(var(--space-3) - 3px); overflow: hidden; }
@@ -147,7 +150,8 @@ export class ExplorerApp extends StoreElement {
         ${this.tabs.map((tab) => html`<button type="button" role="tab" id=${`tab-${tab}`} aria-selected=${tab === this.tab} aria-controls="view" tabindex=${tab === this.tab ? 0 : -1} @click=${() => store.show({ tab })}>${TAB_NAMES[tab]}</button>`)}
       </div>
       <div class="progress">${store.loading ? html`<i></i>` : ""}</div>
-      ${store.error ? html`<p class="panel error" role="alert">${store.error}</p>` : ""}
+      ${store.error ? renderFailure(`${store.error}${store.trace ? " Below is the last result." : ""}`, () => store.retry()) : ""}
+      ${this.renderNotes()}
       ${store.trace?.changes && this.tab !== "compare" ? html`<changes-panel .store=${store}></changes-panel>` : ""}
       <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.isMenuOpen && this.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
@@ -166,6 +170,12 @@ export class ExplorerApp extends StoreElement {
     if (models.length < 2) return html`<span class="muted">${models[0]?.name ?? ""}</span>`;
     const change = (event: Event): void => this.store.chooseModel((event.target as HTMLSelectElement).value);
     return html`<label class="field">Model <select id="model" @change=${change}>${models.map((each) => html`<option value=${each.id} ?selected=${each.id === model}>${each.name}</option>`)}</select></label>`;
+  }
+
+  /** What the model does not read of the source. */
+  private renderNotes(): TemplateResult | string {
+    const notes = this.store.trace ? describeReading(this.store.trace) : [];
+    return notes.length ? html`<p class="panel notes" id="notes" role="note">${notes.join(" ")}</p>` : "";
   }
 
   private renderView(): TemplateResult {
@@ -259,6 +269,7 @@ export class ExplorerApp extends StoreElement {
 
   private async export(format: ExportFormat): Promise<void> {
     this.isMenuOpen = false;
+    this.store.writeUrl();
     try {
       this.toast = await exportView(format, this.view, this.store);
     } catch (reason) {

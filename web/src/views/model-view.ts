@@ -25,7 +25,11 @@ export class ModelView extends View {
     `,
   ];
 
-  @state() private card: ModelCard | null = null;
+  @state() private cards: Record<string, ModelCard> = {};
+
+  private get card(): ModelCard | undefined {
+    return this.cards[this.store.state.model];
+  }
 
   override get figure(): Figure | null {
     const { model } = this.store;
@@ -49,7 +53,7 @@ export class ModelView extends View {
 
   protected override willUpdate(): void {
     const { model } = this.store.state;
-    this.load(model, () => this.store.client.card(model), (card) => (this.card = card));
+    this.load(model, () => this.store.client.card(model), (card) => (this.cards = { ...this.cards, [model]: card }));
   }
 
   protected override render(): TemplateResult {
@@ -68,7 +72,7 @@ export class ModelView extends View {
           <tbody>${model.attentions.map((each) => html`<tr><td>${nameAttention(each)}</td><td class="number">${(each.layer ?? 0) + 1}</td><td class="number">${each.heads}</td><td>${each.equation}</td></tr>`)}</tbody>
         </table>
       </section>
-      ${this.failure ? html`<p class="panel muted">${this.failure}</p>` : ""}
+      ${this.renderFailure()}
       ${this.card ? this.renderCard(this.card) : ""}
     </div>`;
   }

@@ -2,7 +2,6 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, query } from "lit/decorators.js";
 import { describeEdits } from "../edits.js";
-import { MAX_TEXT } from "../requests.js";
 import { shared } from "../styles.js";
 import { StoreElement } from "./base.js";
 
@@ -59,7 +58,7 @@ export class SourceBar extends StoreElement {
   }
 
   private renderText(): TemplateResult {
-    return html`<textarea rows="1" dir="auto" aria-label="Source" placeholder="Type a source text" maxlength=${MAX_TEXT} ?readonly=${!this.store.client.isLive}
+    return html`<textarea rows="1" dir="auto" aria-label="Source" placeholder="Type a source text" ?readonly=${!this.store.client.isLive}
       .value=${this.store.state.text} @keydown=${this.press}></textarea>`;
   }
 
