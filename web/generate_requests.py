@@ -13,7 +13,6 @@ from regard.explorer import schemas
 REQUESTS = (
     schemas.TraceRequest,
     schemas.AttentionRequest,
-    schemas.ExportRequest,
     schemas.AttributionRequest,
     schemas.CorpusRequest,
 )

@@ -360,7 +360,7 @@ def test_an_attribution_is_cancelled_when_the_client_disconnects(app: FastAPI, m
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("path", ["/api/trace", "/api/export", "/api/attribution", "/api/corpus"])
+@pytest.mark.parametrize("path", ["/api/trace", "/api/attribution", "/api/corpus"])
 def test_a_search_is_cancelled_when_the_client_disconnects(app: FastAPI, path: str, beam: int) -> None:
     """The client is gone after the first step: no other step is computed, also of the long search for a phrase."""
     served = app.state.session.models[GRU]
@@ -424,43 +424,11 @@ def test_text_of_any_script_stays_text(app: FastAPI, text: str) -> None:
     document = post(app, "/api/trace", make_request(text=text))
     assert document.json()["source"]["text"] == text
     assert document.headers["content-type"] == "application/json"
-    page = post(app, "/api/export", make_request(text=text)).text
-    assert "<script>alert" not in page
-
-
-def read_embedded(page: str) -> Any:
-    """Return the data inside an exported page."""
-    return json.loads(
-        page.partition('<script type="application/json" id="explorer-data">')[2].partition("</script>")[0]
-    )
-
-
-def test_an_exported_page_contains_the_document(app: FastAPI) -> None:
-    response = post(app, "/api/export", make_request(fragment="tab=attention"))
-    assert response.headers["content-disposition"].startswith("attachment")
-    data = read_embedded(response.text)
-    assert data["fragment"] == "tab=attention"
-    assert data["traces"][0]["document"]["source"]["text"] == TEXT
-    assert [model["id"] for model in data["models"]] == [GRU]
-
-
-def test_an_exported_comparison_contains_both_sides(app: FastAPI) -> None:
-    edits = [{"kind": "force_token", "step": 0, "token": "1"}]
-    others = [{"model": GRU, "edits": []}, {"model": TRANSFORMER}]
-    data = read_embedded(post(app, "/api/export", make_request(edits=edits, others=others)).text)
-    assert [model["id"] for model in data["models"]] == [GRU, TRANSFORMER]
-    assert set(data["cards"]) == {GRU, TRANSFORMER}
-    traced = [(entry["request"]["model"], entry["request"]["edits"]) for entry in data["traces"]]
-    assert traced == [(GRU, edits), (GRU, []), (TRANSFORMER, [])]
-    for entry in data["traces"][1:]:
-        expected = post(app, "/api/trace", make_request(entry["request"]["model"])).json()
-        assert entry["document"]["hypotheses"] == expected["hypotheses"]
-    assert post(app, "/api/export", make_request(others=[{"model": "9"}])).status_code == 404
 
 
 def test_an_exported_page_may_only_run_the_bundle(app: FastAPI) -> None:
     """The policy names the script and the style by their hashes, and no other source."""
-    page = post(app, "/api/export", make_request()).text
+    page = send(app, "GET", "/api/page").text
     policy = page.partition('content="default-src')[2].partition('"')[0]
     [script] = [part.partition("</script>")[0] for part in page.split("<script>")[1:]]
     [style] = [part.partition("</style>")[0] for part in page.split("<style>")[1:]]

@@ -1,7 +1,8 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
 import { at } from "./arrays.js";
 import type { Attribution } from "./attribution.js";
-import type { AttributionRequest, CorpusRequest, ExportRequest, TraceRequest } from "./requests.js";
+import type { AttributionRequest, CorpusRequest, TraceRequest } from "./requests.js";
+import type { Example } from "./state.js";
 import type { Mechanism, TraceDocument } from "./trace.js";
 
 export interface ModelSummary {
@@ -45,22 +46,36 @@ export interface CorpusRow {
   coverage: number | null;
 }
 
+export type CorpusPart = { row: CorpusRow } | { total: number };
+
 export interface Client {
   /** Whether the page can compute something new. An exported page cannot. */
   readonly isLive: boolean;
+  /** The data of an exported page. */
+  readonly saved?: EmbeddedData;
+  /** What was read of test sets last, by model. */
+  readonly corpora: ReadonlyMap<string, readonly CorpusPart[]>;
+  /** Whether the trace of a request can be shown. A server computes it, an exported page contains it. */
+  canTrace(request: TraceRequest): boolean;
   listModels(): Promise<ModelSummary[]>;
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
   card(model: string): Promise<ModelCard>;
   streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
-  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>>;
-  exportPage(request: ExportRequest): Promise<Blob>;
+  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<CorpusPart>>;
+  /** Return the page as one file without data. */
+  readEmptyPage(): Promise<string>;
 }
 
 /** Requests to the server that the page was loaded from. */
 export class ServerClient implements Client {
   readonly isLive = true;
+  readonly corpora = new Map<string, CorpusPart[]>();
 
   constructor(private readonly token: string) {}
+
+  canTrace(): boolean {
+    return true;
+  }
 
   listModels(): Promise<ModelSummary[]> {
     return this.fetchJson("api/models");
@@ -78,12 +93,17 @@ export class ServerClient implements Client {
     return this.stream("api/attribution", request, signal);
   }
 
-  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<{ row: CorpusRow } | { total: number }>> {
-    return this.stream("api/corpus", request, signal);
+  async *streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<CorpusPart>> {
+    const parts: CorpusPart[] = [];
+    this.corpora.set(request.model, parts);
+    for await (const part of this.stream<Streamed<CorpusPart>>("api/corpus", request, signal)) {
+      if (!("progress" in part)) parts.push(part);
+      yield part;
+    }
   }
 
-  async exportPage(request: ExportRequest): Promise<Blob> {
-    return (await this.fetch("api/export", request)).blob();
+  async readEmptyPage(): Promise<string> {
+    return (await this.fetch("api/page")).text();
   }
 
   /** Yield the lines of a response. A failure is its last line, because the status was sent before. */
@@ -140,52 +160,72 @@ export interface EmbeddedData {
   models: ModelSummary[];
   traces: { request: TraceRequest; document: TraceDocument }[];
   cards?: Record<string, ModelCard>;
+  attributions?: { request: AttributionRequest; result: Attribution }[];
+  corpora?: Record<string, readonly CorpusPart[]>;
+  /** The predictions that the reader can choose from. */
+  examples?: Example[];
+  /** The state that the page opens with, and its colors. */
   fragment?: string;
+  theme?: string;
+  /** What the author wrote about it. */
+  title?: string;
+  caption?: string;
+  note?: string;
 }
 
 /** The documents inside an exported page. It makes no request. */
 export class EmbeddedClient implements Client {
   readonly isLive = false;
+  readonly corpora: ReadonlyMap<string, readonly CorpusPart[]>;
 
-  constructor(readonly data: EmbeddedData) {}
+  constructor(readonly saved: EmbeddedData) {
+    this.corpora = new Map(Object.entries(saved.corpora ?? {}));
+  }
 
   async listModels(): Promise<ModelSummary[]> {
-    return this.data.models;
+    return this.saved.models;
+  }
+
+  /** A document with queries also has everything else, but its weights are not rounded. */
+  private find(request: TraceRequest): TraceDocument | undefined {
+    const key = describeRequest(request);
+    const found = this.saved.traces.filter((entry) => describeRequest(entry.request) === key);
+    return (found.find((entry) => Boolean(entry.request.queries) === Boolean(request.queries)) ?? found[0])?.document;
+  }
+
+  canTrace(request: TraceRequest): boolean {
+    return this.find(request) !== undefined;
   }
 
   async trace(request: TraceRequest): Promise<TraceDocument> {
-    const key = describeRequest(request);
-    const candidates = this.data.traces.filter((entry) => describeRequest(entry.request) === key);
-    const found = candidates.find((entry) => entry.request.queries) ?? candidates[0];
-    if (!found) throw new Error("This file contains other sentences only. Run regard explore to compute new ones.");
-    return found.document;
+    const document = this.find(request);
+    if (!document) throw new Error("This file contains other sentences only. Run regard explore to compute new ones.");
+    return document;
   }
 
   async card(model: string): Promise<ModelCard> {
-    const card = this.data.cards?.[model];
+    const card = this.saved.cards?.[model];
     if (!card) throw new Error("This file does not contain the settings of the model.");
     return card;
   }
 
   async *streamAttribution(): AsyncIterable<never> {
-    throw new Error("This file does not contain attributions. Run regard explore to compute them.");
+    throw new Error("This file does not contain this attribution. Run regard explore to compute it.");
   }
 
-  async *streamCorpus(): AsyncIterable<never> {
-    throw new Error("This file does not contain a corpus. Run regard explore to read one.");
+  async *streamCorpus(request: CorpusRequest): AsyncIterable<CorpusPart> {
+    const parts = this.corpora.get(request.model);
+    if (!parts) throw new Error("This file does not contain a corpus. Run regard explore to read one.");
+    yield* parts;
   }
 
-  async exportPage(): Promise<Blob> {
-    return new Blob([`<!doctype html>${document.documentElement.outerHTML}`], { type: "text/html" });
+  async readEmptyPage(): Promise<string> {
+    throw new Error("An exported page cannot be exported with other data. Save a copy of it.");
   }
 }
 
-/**
- * What identifies a trace. An exported page contains queries or not, so they do not count. It contains one image only,
- * whose file the page does not know.
- */
-const describeRequest = ({ model, source, edits, search }: TraceRequest): string =>
-  JSON.stringify([model, "text" in source ? source.text : "", edits ?? [], search?.beam]);
+/** What identifies a trace, except whether it contains queries. An exported page identifies an image by its name. */
+const describeRequest = ({ model, source, edits, search }: TraceRequest): string => JSON.stringify([model, source, edits ?? [], search?.beam]);
 
 /** Return the client of this page: embedded documents, if there are any, otherwise the server. */
 export function createClient(): Client {

@@ -8,6 +8,8 @@ export interface Figure {
   width: number;
   height: number;
   draw(surface: Surface, palette: Palette): void;
+  /** Return the figure as papers show it: laid out for a font size in pixels, without marks of the focus and the selection. */
+  forPaper?(fontSize: number): Figure;
 }
 
 const LABEL_SIZE = 13;

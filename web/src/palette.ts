@@ -63,7 +63,11 @@ export function differenceColor(palette: Palette, difference: number): string {
 export function applyTheme(): void {
   const chosen = localStorage.getItem("regard.theme");
   const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset["theme"] = dark ? "dark" : "light";
+  setTheme(dark ? "dark" : "light");
+}
+
+export function setTheme(theme: string): void {
+  document.documentElement.dataset["theme"] = theme;
 }
 
 export function isDark(): boolean {

@@ -49,30 +49,9 @@ export interface ExampleSource {
   example: number;
 }
 
-/** A trace, others that it is compared with, and the fragment of the URL with which the exported page opens. */
-export interface ExportRequest {
-  model: string;
-  source: TextSource | ImageSource | ExampleSource;
-  search?: SearchRequest;
-  target?: string | null;
-  edits?: readonly Record<string, unknown>[];
-  queries?: boolean;
-  states?: boolean;
-  candidates?: number;
-  summary?: boolean;
-  others?: readonly OtherTrace[];
-  fragment?: string;
-}
-
 /** An image file (PNG, JPEG or WebP), as base64. */
 export interface ImageSource {
   image: string;
-}
-
-/** Another model, or other edits, for the same source and search. */
-export interface OtherTrace {
-  model: string;
-  edits?: readonly Record<string, unknown>[];
 }
 
 /** The settings of the search and the constraints of `Model.predict`, with limits. */

@@ -56,6 +56,20 @@ export interface State {
   toggles: Toggles;
 }
 
+/** The fields that decide what the model computes. A change of them can be undone. */
+const COMPUTED = ["model", "text", "example", "beam", "edits"] as const;
+export type Computed = Pick<State, (typeof COMPUTED)[number]>;
+
+export function pickComputed(state: State): Computed {
+  return Object.fromEntries(COMPUTED.map((name) => [name, state[name]])) as unknown as Computed;
+}
+
+/** What a list offers to open: a source, or a prediction of an exported page. */
+export interface Example {
+  label: string;
+  state: Partial<Computed>;
+}
+
 export const INITIAL: State = {
   tab: "translate",
   model: "0",

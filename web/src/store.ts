@@ -4,12 +4,8 @@ import type { Attribution, Method } from "./attribution.js";
 import type { Client, ModelSummary } from "./client.js";
 import { MAX_TEXT, type AttributionRequest, type TraceRequest } from "./requests.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
-import { INITIAL, readFragment, writeFragment, type State } from "./state.js";
+import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
-
-/** The fields that decide what the model computes. A change of them can be undone. */
-const COMPUTED = ["model", "text", "example", "beam", "edits"] as const;
-type Computed = Pick<State, (typeof COMPUTED)[number]>;
 
 /** Past this number of source tokens, words are shown instead of tokens. */
 const MANY_TOKENS = 200;
@@ -19,6 +15,14 @@ const MOST_DOCUMENTS = 32;
 
 /** Changes of the URL closer than this, in milliseconds, are one gesture. Browsers limit how often a page writes its URL. */
 const GESTURE = 300;
+/** The sources that the page remembers, so that they can be exported together. */
+const MOST_VISITS = 8;
+
+/** What was shown for a source last. */
+export interface Visit {
+  state: Computed;
+  request: TraceRequest;
+}
 
 export class Store extends EventTarget {
   state: State = INITIAL;
@@ -34,6 +38,8 @@ export class Store extends EventTarget {
   announcement = "";
   /** The attributions that were computed, by their request. */
   readonly attributions = new Map<string, Attribution>();
+  /** What was shown of each source, the present one last. */
+  readonly visits = new Map<string, Visit>();
   private past: Computed[] = [];
   private future: Computed[] = [];
   private readonly documents = new Documents();
@@ -42,6 +48,7 @@ export class Store extends EventTarget {
 
   constructor(readonly client: Client) {
     super();
+    for (const { request, result } of client.saved?.attributions ?? []) this.attributions.set(JSON.stringify(request), result);
   }
 
   /** Read the models and the state of the URL. */
@@ -74,11 +81,10 @@ export class Store extends EventTarget {
   /** Use another model. Its source stays the same, if it reads the same kind of source. */
   chooseModel(id: string): void {
     const { source_kind: before } = this.model!;
-    const changes = { model: id, edits: [], layer: null, head: "mean" } as const;
     this.state = { ...this.state, tab: this.state.tab === "image" ? "translate" : this.state.tab };
     const after = this.models.find((each) => each.id === id)!;
     const source = before === after.source_kind ? {} : findFirstSource(after);
-    this.compute({ ...changes, edits: [], ...source });
+    this.compute({ model: id, edits: [], ...OTHER_MODEL, ...source });
   }
 
   /** Whether `trace` belongs to the present state: it does not while a result is computed, or if that has failed. */
@@ -92,6 +98,20 @@ export class Store extends EventTarget {
 
   get readsImages(): boolean {
     return this.model?.source_kind === "image";
+  }
+
+  /** The predictions of an exported page, or sources that the model can be tried on. */
+  get examples(): readonly Example[] {
+    const texts = this.model?.examples ?? [];
+    return this.client.saved?.examples ?? texts.map((text) => ({ label: text, state: { text, example: null, edits: [] } }));
+  }
+
+  /** Describe what was predicted: the source, and what distinguishes it from a prediction of the same source. */
+  describeSource({ model, text, example, edits }: Computed): string {
+    const used = this.models.find((each) => each.id === model);
+    const source = example === null ? text : `Image ${example + 1} of the ${used?.split ?? "test"} set`;
+    const notes = [this.models.length > 1 ? used?.name : "", edits.length ? `${edits.length} ${edits.length === 1 ? "edit" : "edits"}` : ""].filter(Boolean);
+    return notes.length ? `${source} (${notes.join(", ")})` : source;
   }
 
   /** What the examples of the model are called. */
@@ -146,7 +166,7 @@ export class Store extends EventTarget {
 
   /** Change what the model computes: decode again. */
   compute(changes: Partial<State>): void {
-    this.past.push(pick(this.state));
+    this.past.push(pickComputed(this.state));
     this.future = [];
     this.move({ hypothesis: 0, rows: [], ...changes });
   }
@@ -156,7 +176,13 @@ export class Store extends EventTarget {
   }
 
   removeEdit(index: number): void {
-    this.compute({ edits: this.state.edits.filter((_, position) => position !== index) });
+    this.compute({ edits: removeAt(this.state.edits, index) });
+  }
+
+  /** Show an example, which may be of another model. */
+  open({ state }: Example): void {
+    const isOther = state.model !== undefined && state.model !== this.state.model;
+    this.compute({ ...state, row: 0, column: 0, ...(isOther ? OTHER_MODEL : {}) });
   }
 
   get canUndo(): boolean {
@@ -170,7 +196,7 @@ export class Store extends EventTarget {
   undo(): void {
     const previous = this.past.pop();
     if (!previous) return;
-    this.future.push(pick(this.state));
+    this.future.push(pickComputed(this.state));
     this.move({ ...previous, hypothesis: 0 });
     this.announce("Undone.");
   }
@@ -178,7 +204,7 @@ export class Store extends EventTarget {
   redo(): void {
     const next = this.future.pop();
     if (!next) return;
-    this.past.push(pick(this.state));
+    this.past.push(pickComputed(this.state));
     this.move({ ...next, hypothesis: 0 });
     this.announce("Redone.");
   }
@@ -198,7 +224,8 @@ export class Store extends EventTarget {
   /** The request of the present state. */
   describeRequest(changes: Partial<TraceRequest> = {}): TraceRequest {
     const { model, text, example, beam, edits } = this.state;
-    const image = example === null ? { image: this.image } : { example };
+    // An exported page does not contain the file of the image, only its name.
+    const image = example === null ? { image: this.client.isLive ? this.image : text } : { example };
     const source = this.readsImages ? image : { text };
     return { model, source, search: { beam, nbest: Math.min(beam, 5) }, edits, ...changes };
   }
@@ -217,10 +244,32 @@ export class Store extends EventTarget {
     };
   }
 
-  /** Return the document of a request, computed once. */
+  /** Return the document of the present request with some changes, computed once. */
   fetchTrace(changes: Partial<TraceRequest> = {}): Promise<TraceDocument> {
-    const request = this.describeRequest(changes);
-    return this.documents.fetch(JSON.stringify(request), this.controller.signal, (signal) => this.client.trace(request, signal));
+    return this.fetchDocument(this.describeRequest(changes));
+  }
+
+  /** Return the document of a request, computed once. */
+  fetchDocument(request: TraceRequest): Promise<TraceDocument> {
+    return this.documents.fetch(request, this.controller.signal, (signal) => this.client.trace(request, signal));
+  }
+
+  /** Whether there is a document of the present request with some changes, or a server that computes it. */
+  canTrace(changes: Partial<TraceRequest>): boolean {
+    return this.client.canTrace(this.describeRequest(changes));
+  }
+
+  /** The documents that were computed last, with their requests. */
+  get computed(): { request: TraceRequest; document: TraceDocument }[] {
+    return this.documents.listComplete();
+  }
+
+  private remember(): void {
+    const state = pickComputed(this.state);
+    const key = JSON.stringify([state.model, state.text, state.example]);
+    this.visits.delete(key);
+    this.visits.set(key, { state, request: this.describeRequest() });
+    if (this.visits.size > MOST_VISITS) this.visits.delete(this.visits.keys().next().value!);
   }
 
   private async load(): Promise<void> {
@@ -242,6 +291,7 @@ export class Store extends EventTarget {
       const trace = await this.fetchTrace();
       if (signal.aborted) return;
       this.trace = trace;
+      this.remember();
       this.clamp();
       this.announce(`Output: ${trace.hypotheses[0]?.text ?? "empty"}`);
     } catch (reason) {
@@ -293,20 +343,23 @@ export class Store extends EventTarget {
   }
 }
 
-interface Document {
+interface Entry {
+  request: TraceRequest;
   promise: Promise<TraceDocument>;
   signal: AbortSignal;
-  isPending: boolean;
+  /** null while it is pending. */
+  document: TraceDocument | null;
 }
 
 /** Documents by their request, each computed once. The least recently used are removed. */
 class Documents {
-  private readonly entries = new Map<string, Document>();
+  private readonly entries = new Map<string, Entry>();
 
   /** Return a document. A request that has failed or was aborted is sent again. */
-  fetch(key: string, signal: AbortSignal, send: (signal: AbortSignal) => Promise<TraceDocument>): Promise<TraceDocument> {
+  fetch(request: TraceRequest, signal: AbortSignal, send: (signal: AbortSignal) => Promise<TraceDocument>): Promise<TraceDocument> {
+    const key = JSON.stringify(request);
     const known = this.entries.get(key);
-    const entry = known && !(known.isPending && known.signal.aborted) ? known : this.start(key, signal, send);
+    const entry = known && (known.document || !known.signal.aborted) ? known : this.start(key, { request, promise: send(signal), signal, document: null });
     this.entries.delete(key);
     this.entries.set(key, entry);
     for (const oldest of this.entries.keys()) {
@@ -316,10 +369,13 @@ class Documents {
     return entry.promise;
   }
 
-  private start(key: string, signal: AbortSignal, send: (signal: AbortSignal) => Promise<TraceDocument>): Document {
-    const entry = { promise: send(signal), signal, isPending: true };
+  listComplete(): { request: TraceRequest; document: TraceDocument }[] {
+    return [...this.entries.values()].flatMap(({ request, document }) => (document ? [{ request, document }] : []));
+  }
+
+  private start(key: string, entry: Entry): Entry {
     entry.promise.then(
-      () => (entry.isPending = false),
+      (document) => (entry.document = document),
       () => {
         // The same request may have been sent again.
         if (this.entries.get(key) === entry) this.entries.delete(key);
@@ -327,6 +383,13 @@ class Documents {
     );
     return entry;
   }
+}
+
+/** Layers and heads of one model are not those of another. */
+const OTHER_MODEL = { layer: null, head: "mean" } as const;
+
+export function removeAt<T>(values: readonly T[], index: number): T[] {
+  return values.filter((_, position) => position !== index);
 }
 
 /** The source of a first visit: an example of the test set, or of the dev set. */
@@ -339,8 +402,4 @@ function findFirstSource(model: ModelSummary | undefined): Pick<State, "text" | 
 function checkLength(text: string): void {
   const { length } = [...text];
   if (length > MAX_TEXT) throw new Error(`The source has ${length.toLocaleString("en")} characters, and the page reads up to ${MAX_TEXT.toLocaleString("en")}. Use a shorter text.`);
-}
-
-function pick(state: State): Computed {
-  return Object.fromEntries(COMPUTED.map((name) => [name, state[name]])) as unknown as Computed;
 }

@@ -88,7 +88,7 @@ test("a stream that fails ends with the error of its last line", async () => {
   assert.deepEqual(seen, [{ progress: 0.5 }]);
 });
 
-test("an exported page finds its documents by source, edits and beam, and prefers those with queries", async () => {
+test("an exported page finds its documents by source, edits and beam, with queries if they are requested", async () => {
   const document = (text: string): TraceDocument => ({ source: { text } }) as TraceDocument;
   const edits = [{ kind: "force_token", step: 0, token: "1" }];
   const client = new EmbeddedClient({
@@ -99,8 +99,12 @@ test("an exported page finds its documents by source, edits and beam, and prefer
       { request: { ...REQUEST, edits }, document: document("edited") },
     ],
   });
-  assert.equal((await client.trace(REQUEST)).source.text, "with queries");
+  assert.equal((await client.trace(REQUEST)).source.text, "without queries");
+  assert.equal((await client.trace({ ...REQUEST, queries: true })).source.text, "with queries");
   assert.equal((await client.trace({ ...REQUEST, edits })).source.text, "edited");
+  assert.equal((await client.trace({ ...REQUEST, edits, queries: true })).source.text, "edited");
+  assert.ok(client.canTrace({ ...REQUEST, edits }));
+  assert.ok(!client.canTrace({ ...REQUEST, model: "1" }));
   await assert.rejects(client.trace({ ...REQUEST, source: { text: "other" } }), /Run regard explore/);
   await assert.rejects(client.card("0"), /does not contain the settings/);
 });

@@ -42,6 +42,8 @@ def command(
     """Explore models in the browser: predictions, attention weights, steps of the search.
 
     Without RUN, show the newest run in the folder runs. Print the URL on stdout, and serve the page until Ctrl-C.
+    By default, URLs of the page open on this machine only. To send a prediction to somebody else, save an HTML file
+    with Export.
     """
     paths = runs or (str(find_newest_run()),)
     for path in paths:

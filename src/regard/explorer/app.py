@@ -18,8 +18,7 @@ from regard.explorer.schemas import RequestError
 from regard.explorer.security import Access, SecurityMiddleware
 from regard.explorer.served_model import ServedModel, predict_rows
 from regard.formatting import did_you_mean, to_json
-from regard.inspection.trace.page import STATIC, render_page
-from regard.inspection.trace.trace import Trace
+from regard.inspection.trace.page import STATIC, render_empty_page
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -124,32 +123,9 @@ async def stream_attribution(request: Request) -> Response:
     return StreamingResponse(reports, media_type="application/x-ndjson")
 
 
-@router.post("/api/export")
-async def export(request: Request) -> Response:
-    wanted, session = await _parse(request, schemas.ExportRequest), _session(request)
-    requests = [wanted, *(wanted.model_copy(update=dict(other)) for other in wanted.others)]
-    models = [session.find(each.model) for each in requests]
-    traces = [
-        await served.worker.run_while_connected(request, served.trace, each)
-        for served, each in zip(models, requests, strict=True)
-    ]
-    page = await asyncio.to_thread(_render, models, requests, traces, wanted.fragment)
-    return HTMLResponse(page, headers={"Content-Disposition": 'attachment; filename="regard.html"'})
-
-
-def _render(
-    models: Sequence[ServedModel], requests: Sequence[schemas.ExportRequest], traces: Sequence[Trace], fragment: str
-) -> str:
-    """Return the self-contained page of some traces."""
-    sent = [each.model_dump(mode="json", exclude={"others", "fragment"}) for each in requests]
-    return render_page(
-        {
-            "models": list({served.id: served.describe() for served in models}.values()),
-            "traces": [{"request": each, "document": trace.document} for each, trace in zip(sent, traces, strict=True)],
-            "cards": {served.id: served.card for served in models},
-            "fragment": fragment,
-        }
-    )
+@router.get("/api/page")
+async def get_empty_page(_: Request) -> Response:
+    return HTMLResponse(await asyncio.to_thread(render_empty_page))
 
 
 def _session(request: Request) -> Session:

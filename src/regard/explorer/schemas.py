@@ -40,7 +40,6 @@ MAX_CANDIDATES: Final = 50
 MAX_PHRASES: Final = 20
 MAX_ROWS: Final = 2_000
 MAX_EDITS: Final = 50
-MAX_OTHERS: Final = 4
 
 MAX_EDITS_SIZE: Final = 200_000
 """The maximum number of characters of all edits, as JSON."""
@@ -131,20 +130,6 @@ class Contrast(Request):
 
     step: NonNegativeInt
     token: Text
-
-
-class OtherTrace(Request):
-    """Another model, or other edits, for the same source and search."""
-
-    model: Annotated[str, Field(max_length=20)]
-    edits: Edits = []
-
-
-class ExportRequest(TraceRequest):
-    """A trace, others that it is compared with, and the fragment of the URL with which the exported page opens."""
-
-    others: Annotated[list[OtherTrace], Field(max_length=MAX_OTHERS)] = []
-    fragment: Annotated[str, Field(max_length=20_000)] = ""
 
 
 class AttributionRequest(Request):

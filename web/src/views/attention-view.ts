@@ -77,7 +77,13 @@ export class AttentionView extends View {
   /** The attribution beside the weights: source tokens have scores, so it belongs to cross-attention. */
   private get method(): Method | "" {
     const { role, method } = this.store.state;
-    return role === "cross" && this.store.client.isLive ? method : "";
+    return role === "cross" && this.methods.some((each) => each === method) ? method : "";
+  }
+
+  /** The attributions that can be shown: an exported page contains those that were computed. */
+  private get methods(): readonly Method[] {
+    const { store } = this;
+    return store.client.isLive ? METHODS : METHODS.filter((method) => store.attributions.has(JSON.stringify(store.describeAttribution(method))));
   }
 
   private createFigure(map: SelectedMap): CellFigure {
@@ -145,12 +151,12 @@ export class AttentionView extends View {
   }
 
   private renderMethods(): TemplateResult | string {
-    if (this.store.state.role !== "cross" || !this.store.client.isLive) return "";
+    if (this.store.state.role !== "cross" || !this.methods.length) return "";
     const change = (event: Event): void => this.store.show({ method: (event.target as HTMLSelectElement).value as Method | "" });
     return html`<label class="field">Compare with
       <select id="method" @change=${change}>
         <option value="" ?selected=${!this.method}>no attribution</option>
-        ${METHODS.map((method) => html`<option value=${method} ?selected=${method === this.method}>${METHOD_NAMES[method]}</option>`)}
+        ${this.methods.map((method) => html`<option value=${method} ?selected=${method === this.method}>${METHOD_NAMES[method]}</option>`)}
       </select></label>`;
   }
 

@@ -2,7 +2,6 @@
 import { LitElement, type PropertyValues, type TemplateResult } from "lit";
 import { property, state } from "lit/decorators.js";
 import type { Figure } from "../figures.js";
-import type { OtherTrace } from "../requests.js";
 import { shared } from "../styles.js";
 import { renderFailure } from "./controls.js";
 import type { Store } from "../store.js";
@@ -91,11 +90,6 @@ export abstract class View extends StoreElement {
   /** What PNG and SVG export; null if the view has no drawing. */
   get figure(): Figure | null {
     return null;
-  }
-
-  /** The traces that an exported page contains besides that of the store. */
-  get others(): readonly OtherTrace[] {
-    return [];
   }
 
   /** What JSON exports. */

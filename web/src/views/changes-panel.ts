@@ -42,8 +42,8 @@ export class ChangesPanel extends StoreElement {
         <span class="number">${formatChange(score, after?.score ?? null)}</span>
         <span class="number">${this.describeWeights(trace)}</span>
       </p>
-      <button type="button" @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>
-      <button type="button" id="remove-edits" ?disabled=${!this.store.client.isLive} @click=${() => this.store.compute({ edits: [] })}>Remove all edits</button>
+      <button type="button" ?disabled=${!this.store.canTrace({ edits: [] })} @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>
+      <button type="button" id="remove-edits" ?disabled=${!this.store.canTrace({ edits: [] })} @click=${() => this.store.compute({ edits: [] })}>Remove all edits</button>
     </section>`;
   }
 

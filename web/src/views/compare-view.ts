@@ -3,7 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
 import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
-import type { OtherTrace } from "../requests.js";
+import type { TraceRequest } from "../requests.js";
 import { labelCell, selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { findLayers, formatChange, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
@@ -42,7 +42,12 @@ export class CompareView extends View {
   private get choices(): [string, string][] {
     const { models, state: { model, edits } } = this.store;
     const others = models.filter((each) => each.id !== model && each.source_kind === this.store.model?.source_kind).map((each): [string, string] => [each.id, each.name]);
-    return edits.length ? [[ORIGINAL, "the same model without edits"], ...others] : others;
+    const choices: [string, string][] = edits.length ? [[ORIGINAL, "the same model without edits"], ...others] : others;
+    return choices.filter(([id]) => this.store.canTrace(this.describeOther(id)));
+  }
+
+  private describeOther(choice: string): Pick<TraceRequest, "model" | "edits"> {
+    return { model: choice === ORIGINAL ? this.store.state.model : choice, edits: [] };
   }
 
   private get choice(): string {
@@ -50,15 +55,10 @@ export class CompareView extends View {
     return this.choices.some(([id]) => id === other) ? other : (this.choices[0]?.[0] ?? "");
   }
 
-  override get others(): readonly OtherTrace[] {
-    const { choice, store } = this;
-    return choice ? [{ model: choice === ORIGINAL ? store.state.model : choice, edits: [] }] : [];
-  }
-
   protected override willUpdate(): void {
-    const [changes] = this.others;
     const { trace } = this.store;
-    if (!changes || !trace || !this.store.isCurrent) return;
+    if (!this.choice || !trace || !this.store.isCurrent) return;
+    const changes = this.describeOther(this.choice);
     const key = JSON.stringify([this.store.describeRequest(), changes]);
     this.load(key, () => this.store.fetchTrace(changes), (other) => (this.pair = { trace, other }));
   }
@@ -120,6 +120,7 @@ export class CompareView extends View {
     if (!trace) return html``;
     if (!this.choices.length) {
       return html`<section class="panel stack"><h2>Nothing to compare with</h2>
+        ${this.store.client.isLive ? "" : html`<p>The tab Compare was not open for this prediction when the file was saved.</p>`}
         <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`;
     }
     const { difference } = this;

@@ -69,7 +69,7 @@ export class CorpusView extends View {
   /** A link to a sorted corpus predicts it again. */
   protected override willUpdate(): void {
     const { state: { sort, model }, client } = this.store;
-    if (sort && client.isLive && this.hasExamples && this.read !== model) void this.start();
+    if (sort && (client.isLive ? this.hasExamples : client.corpora.has(model)) && this.read !== model) void this.start();
   }
 
   private async start(): Promise<void> {
@@ -159,6 +159,10 @@ export class CorpusView extends View {
     return html`<th class="number" aria-sort=${order}><button type="button" @click=${sort}>${name} ${isSorted ? (this.isDescending ? "↓" : "↑") : ""}</button></th>`;
   }
 
+  private canOpen(row: CorpusRow): boolean {
+    return this.store.canTrace({ source: this.store.readsImages ? { example: row.index } : { text: row.source }, edits: [] });
+  }
+
   private open(row: CorpusRow): void {
     const source = this.store.readsImages ? { text: "", example: row.index } : { text: row.source, example: null };
     this.store.compute({ ...source, edits: [], row: 0, column: 0, tab: this.store.readsImages ? "image" : "translate" });
@@ -166,7 +170,7 @@ export class CorpusView extends View {
 
   private renderRow(row: CorpusRow): TemplateResult {
     return html`<tr>
-      <td><button type="button" class="quiet" @click=${() => this.open(row)}><bdi>${row.source}</bdi></button></td>
+      <td><button type="button" class="quiet" ?disabled=${!this.canOpen(row)} @click=${() => this.open(row)}><bdi>${row.source}</bdi></button></td>
       <td class=${row.prediction === row.reference ? "" : "wrong"}><bdi>${row.prediction}</bdi></td>
       <td><bdi>${row.reference}</bdi></td>
       ${listCells(row).slice(3).map((text) => html`<td class="number">${text}</td>`)}

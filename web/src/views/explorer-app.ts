@@ -2,9 +2,8 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
 import { at } from "../arrays.js";
-import { createClient, EmbeddedClient } from "../client.js";
-import { exportView, type ExportFormat } from "../export.js";
-import { applyTheme, isDark } from "../palette.js";
+import { createClient } from "../client.js";
+import { applyTheme, isDark, setTheme } from "../palette.js";
 import { TAB_NAMES, TABS, type Tab } from "../state.js";
 import { Store } from "../store.js";
 import { shared } from "../styles.js";
@@ -16,6 +15,8 @@ import "./compare-view.js";
 import { renderFailure } from "./controls.js";
 import "./corpus-view.js";
 import "./equation-view.js";
+import "./export-dialog.js";
+import type { ExportDialog } from "./export-dialog.js";
 import "./guided-tour.js";
 import "./image-view.js";
 import "./model-view.js";
@@ -34,14 +35,6 @@ const SHORTCUTS: readonly (readonly [string, string])[] = [
   ["Ctrl+Z, Ctrl+Shift+Z", "undo, redo an edit"],
   ["T", "light or dark"],
   ["?", "this list"],
-];
-
-const FORMATS: readonly (readonly [ExportFormat, string])[] = [
-  ["link", "Copy link"],
-  ["png", "PNG"],
-  ["svg", "SVG"],
-  ["json", "JSON"],
-  ["html", "HTML, works offline"],
 ];
 
 @customElement("explorer-app")
@@ -66,10 +59,8 @@ export class ExplorerApp extends StoreElement {
       .progress i { display: block; width: 30%; height: 100%; background: var(--accent); animation: slide 1s infinite ease-in-out alternate; }
       @keyframes slide { from { margin-left: 0; } to { margin-left: 70%; } }
       @media (prefers-reduced-motion: reduce) { .progress i { animation: none; width: 100%; } main { transition: none; } }
-      .menu { position: relative; }
-      .menu > div { position: absolute; inset-inline-end: 0; top: 100%; margin-top: 4px; display: grid; min-width: 190px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; padding: 4px; z-index: 4; box-shadow: 0 8px 30px rgb(0 0 0 / 0.18); }
-      .menu > div button { border: 0; background: none; text-align: start; }
-      .menu > div button:hover { background: var(--hover); }
+      .about { display: grid; gap: var(--space-1); padding-block: var(--space-2) var(--space-3); }
+      .about p { white-space: pre-line; }
       dialog { border: 1px solid var(--line-strong); border-radius: var(--radius); background: var(--panel); color: var(--ink); padding: var(--space-4); max-width: 560px; width: 90vw; }
       dialog::backdrop { background: rgb(0 0 0 / 0.4); }
       dialog dl { display: grid; grid-template-columns: max-content 1fr; gap: 8px var(--space-4); margin: var(--space-3) 0; }
@@ -80,36 +71,37 @@ export class ExplorerApp extends StoreElement {
     `,
   ];
 
-  @state() private isMenuOpen = false;
   @state() private isTourOpen = false;
   @state() private toast = "";
   @query("dialog") private help!: HTMLDialogElement;
   @query("source-bar") private sourceBar!: SourceBar;
+  @query("export-dialog") private exportDialog!: ExportDialog;
 
   constructor() {
     super();
+    this.store = new Store(createClient());
+    const { theme, title } = this.store.client.saved ?? {};
+    if (title) document.title = title;
+    if (theme) {
+      setTheme(theme);
+      return;
+    }
     applyTheme();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       applyTheme();
       this.store.notify();
     });
-    this.store = new Store(createClient());
   }
 
   override connectedCallback(): void {
     super.connectedCallback();
     this.store.addEventListener("announce", () => this.requestUpdate());
     addEventListener("keydown", (event) => this.press(event));
-    addEventListener("click", (event) => {
-      if (!event.composedPath().some((part) => part instanceof HTMLElement && part.classList.contains("menu"))) this.isMenuOpen = false;
-    });
     void this.start();
   }
 
   private async start(): Promise<void> {
-    const { client } = this.store;
-    const embedded = client instanceof EmbeddedClient ? (client.data.fragment ?? "") : "";
-    await this.store.start(location.hash.length > 1 ? location.hash : embedded);
+    await this.store.start(location.hash.length > 1 ? location.hash : (this.store.client.saved?.fragment ?? ""));
   }
 
   private get tabs(): Tab[] {
@@ -137,14 +129,12 @@ export class ExplorerApp extends StoreElement {
           <button type="button" class="quiet" id="tour" ?disabled=${!store.trace} @click=${() => (this.isTourOpen = true)}>Tour</button>
           <button type="button" class="quiet" id="undo" ?disabled=${!store.canUndo} @click=${() => store.undo()}>Undo</button>
           <button type="button" class="quiet" id="redo" ?disabled=${!store.canRedo} @click=${() => store.redo()}>Redo</button>
-          <div class="menu" @keydown=${(event: KeyboardEvent) => event.key === "Escape" && this.closeMenu()}>
-            <button type="button" id="export" aria-haspopup="true" aria-expanded=${this.isMenuOpen} @click=${() => (this.isMenuOpen = !this.isMenuOpen)}>Export</button>
-            ${this.isMenuOpen ? html`<div role="group" aria-label="Export">${FORMATS.map(([format, name]) => html`<button type="button" data-format=${format} ?disabled=${!this.canExport(format)} @click=${() => void this.export(format)}>${name}</button>`)}</div>` : ""}
-          </div>
+          <button type="button" id="export" aria-haspopup="dialog" @click=${() => this.exportDialog.open(this.view)}>Export</button>
           <button type="button" class="quiet" id="theme" aria-label=${isDark() ? "Use light colors" : "Use dark colors"} @click=${this.toggleTheme}>${isDark() ? "☀" : "☾"}</button>
           <button type="button" class="quiet" id="help" aria-label="Keyboard shortcuts" @click=${() => this.help.showModal()}>?</button>
         </div>
       </header>
+      ${this.renderAbout()}
       <source-bar .store=${store}></source-bar>
       <div class="tabs" role="tablist" aria-label="Views" @keydown=${this.moveTab}>
         ${this.tabs.map((tab) => html`<button type="button" role="tab" id=${`tab-${tab}`} aria-selected=${tab === this.tab} aria-controls="view" tabindex=${tab === this.tab ? 0 : -1} @click=${() => store.show({ tab })}>${TAB_NAMES[tab]}</button>`)}
@@ -153,10 +143,11 @@ export class ExplorerApp extends StoreElement {
       ${store.error ? renderFailure(`${store.error}${store.trace ? " Below is the last result." : ""}`, () => store.retry()) : ""}
       ${this.renderNotes()}
       ${store.trace?.changes && this.tab !== "compare" ? html`<changes-panel .store=${store}></changes-panel>` : ""}
-      <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.isMenuOpen && this.requestUpdate()}>${this.renderView()}</main>
+      <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.exportDialog.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
       ${this.toast ? html`<div class="toast">${this.toast}</div>` : ""}
       ${this.isTourOpen && store.trace ? html`<guided-tour .store=${store} @close=${this.closeTour}></guided-tour>` : ""}
+      <export-dialog .store=${store} @exported=${(event: CustomEvent<string>) => this.report(event.detail)}></export-dialog>
       <dialog aria-labelledby="shortcuts">
         <h2 id="shortcuts">Keyboard shortcuts</h2>
         <dl>${SHORTCUTS.map(([keys, text]) => html`<dt><kbd>${keys}</kbd></dt><dd>${text}</dd>`)}</dl>
@@ -165,11 +156,20 @@ export class ExplorerApp extends StoreElement {
     `;
   }
 
+  /** What the author of an exported page wrote about it. */
+  private renderAbout(): TemplateResult | string {
+    const { title, caption, note } = this.store.client.saved ?? {};
+    if (!title && !caption && !note) return "";
+    return html`<section class="about" aria-label="About this page">
+      ${title ? html`<h2>${title}</h2>` : ""}${caption ? html`<p>${caption}</p>` : ""}${note ? html`<p class="muted">${note}</p>` : ""}
+    </section>`;
+  }
+
   private renderModels(): TemplateResult {
     const { models, state: { model } } = this.store;
     if (models.length < 2) return html`<span class="muted">${models[0]?.name ?? ""}</span>`;
     const change = (event: Event): void => this.store.chooseModel((event.target as HTMLSelectElement).value);
-    return html`<label class="field">Model <select id="model" @change=${change}>${models.map((each) => html`<option value=${each.id} ?selected=${each.id === model}>${each.name}</option>`)}</select></label>`;
+    return html`<label class="field">Model <select id="model" @change=${change}>${models.map((each) => html`<option value=${each.id} ?selected=${each.id === model} ?disabled=${each.id !== model && !this.store.canTrace({ model: each.id, edits: [] })}>${each.name}</option>`)}</select></label>`;
   }
 
   /** What the model does not read of the source. */
@@ -227,7 +227,7 @@ export class ExplorerApp extends StoreElement {
       else this.store.undo();
       return;
     }
-    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.help.open || this.exportDialog.isOpen) return;
     const tab = TABS[Number(event.key) - 1];
     const actions: Record<string, () => void> = {
       "/": () => this.sourceBar.focusText(),
@@ -245,14 +245,9 @@ export class ExplorerApp extends StoreElement {
   }
 
   private toggleTheme(): void {
-    localStorage.setItem("regard.theme", isDark() ? "light" : "dark");
-    applyTheme();
+    setTheme(isDark() ? "light" : "dark");
+    localStorage.setItem("regard.theme", isDark() ? "dark" : "light");
     this.store.notify();
-  }
-
-  private closeMenu(): void {
-    this.isMenuOpen = false;
-    this.shadowRoot!.querySelector<HTMLElement>("#export")!.focus();
   }
 
   private closeTour(): void {
@@ -260,22 +255,10 @@ export class ExplorerApp extends StoreElement {
     this.shadowRoot!.querySelector<HTMLElement>("#tour")!.focus();
   }
 
-  private canExport(format: ExportFormat): boolean {
-    if (format === "link") return true;
-    const { view } = this;
-    if (!view || !("data" in view)) return false;
-    return format === "png" || format === "svg" ? view.figure !== null : true;
-  }
-
-  private async export(format: ExportFormat): Promise<void> {
-    this.isMenuOpen = false;
-    this.store.writeUrl();
-    try {
-      this.toast = await exportView(format, this.view, this.store);
-    } catch (reason) {
-      this.toast = (reason as Error).message;
-    }
-    this.store.announce(this.toast);
+  /** Show a message for a while, and read it aloud. */
+  private report(message: string): void {
+    this.toast = message;
+    this.store.announce(message);
     setTimeout(() => (this.toast = ""), 3000);
   }
 }

@@ -3,6 +3,8 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, query } from "lit/decorators.js";
 import { describeEdits } from "../edits.js";
 import { shared } from "../styles.js";
+import type { Example } from "../state.js";
+import { removeAt } from "../store.js";
 import { StoreElement } from "./base.js";
 
 @customElement("source-bar")
@@ -35,26 +37,31 @@ export class SourceBar extends StoreElement {
   }
 
   protected override render(): TemplateResult {
-    const { state, client, model } = this.store;
+    const { state, client, examples } = this.store;
     return html`
       <form @submit=${this.submit}>
         ${this.store.readsImages ? this.renderFile() : this.renderText()}
-        ${model && model.examples.length > 1 && !this.store.readsImages ? this.renderExamples(model.examples) : ""}
-        <label class="field">Beam
-          <select id="beam" ?disabled=${!client.isLive} @change=${(event: Event) => this.store.compute({ beam: Number((event.target as HTMLSelectElement).value) })}>
-            ${[1, 2, 3, 4, 5, 8, 10].map((beam) => html`<option value=${beam} ?selected=${beam === state.beam}>${beam}</option>`)}
-          </select></label>
-        <button class="primary" id="run" ?disabled=${!client.isLive}>Run</button>
+        ${examples.length > 1 ? this.renderExamples(examples) : ""}
+        ${client.isLive ? this.renderRun() : ""}
       </form>
+      ${client.isLive ? "" : html`<p class="muted small" id="saved">A saved page: it shows what was computed. To change the source or the edits, run <code>regard explore</code>.</p>`}
       ${state.edits.length
         ? html`<div class="row edits" role="group" aria-label="Edits">
             <span class="muted small">Edits</span>
             ${describeEdits(state.edits, state.text, this.store.trace).map(
-              (text, index) => html`<button type="button" class="edit" ?disabled=${!client.isLive} aria-label=${`Remove the edit: ${text}`} @click=${() => this.store.removeEdit(index)}><bdi>${text}</bdi> ×</button>`,
+              (text, index) => html`<button type="button" class="edit" ?disabled=${!this.store.canTrace({ edits: removeAt(state.edits, index) })} aria-label=${`Remove the edit: ${text}`} @click=${() => this.store.removeEdit(index)}><bdi>${text}</bdi> ×</button>`,
             )}
           </div>`
         : ""}
     `;
+  }
+
+  private renderRun(): TemplateResult {
+    return html`<label class="field">Beam
+        <select id="beam" @change=${(event: Event) => this.store.compute({ beam: Number((event.target as HTMLSelectElement).value) })}>
+          ${[1, 2, 3, 4, 5, 8, 10].map((beam) => html`<option value=${beam} ?selected=${beam === this.store.state.beam}>${beam}</option>`)}
+        </select></label>
+      <button class="primary" id="run">Run</button>`;
   }
 
   private renderText(): TemplateResult {
@@ -63,27 +70,32 @@ export class SourceBar extends StoreElement {
   }
 
   private renderFile(): TemplateResult {
-    const { client, model, splitName, state: { example, text } } = this.store;
-    const hasExamples = client.isLive && model?.split !== null;
+    const { client, splitName, state: { example, text } } = this.store;
     return html`<div class="image">
       <span><bdi>${example === null ? text || "No image" : `Image ${example + 1} of the ${splitName}`}</bdi></span>
-      <button type="button" id="previous-image" ?disabled=${!hasExamples || !example} aria-label=${`Previous image of the ${splitName}`} @click=${() => this.store.openExample(example! - 1)}>←</button>
-      <button type="button" id="next-image" ?disabled=${!hasExamples} aria-label=${`Next image of the ${splitName}`} @click=${() => this.store.openExample((example ?? -1) + 1)}>→</button>
-      <label class="file">Open an image <input type="file" accept="image/png,image/jpeg,image/webp" ?disabled=${!client.isLive} @change=${this.openFile} /></label>
+      ${client.isLive ? this.renderImages() : ""}
     </div>`;
   }
 
-  private renderExamples(examples: readonly string[]): TemplateResult {
+  private renderImages(): TemplateResult {
+    const { splitName, model, state: { example } } = this.store;
+    const hasExamples = model?.split !== null;
+    return html`<button type="button" id="previous-image" ?disabled=${!hasExamples || !example} aria-label=${`Previous image of the ${splitName}`} @click=${() => this.store.openExample(example! - 1)}>←</button>
+      <button type="button" id="next-image" ?disabled=${!hasExamples} aria-label=${`Next image of the ${splitName}`} @click=${() => this.store.openExample((example ?? -1) + 1)}>→</button>
+      <label class="file">Open an image <input type="file" accept="image/png,image/jpeg,image/webp" @change=${this.openFile} /></label>`;
+  }
+
+  private renderExamples(examples: readonly Example[]): TemplateResult {
     return html`<select id="examples" aria-label="Examples" @change=${(event: Event) => this.chooseExample(event.target as HTMLSelectElement)}>
       <option value="">Examples</option>
-      ${examples.map((text, index) => html`<option value=${index + 1}>${text}</option>`)}
+      ${examples.map(({ label }, index) => html`<option value=${index + 1}>${label}</option>`)}
     </select>`;
   }
 
   private chooseExample(select: HTMLSelectElement): void {
-    const text = this.store.model!.examples[Number(select.value) - 1];
+    const example = this.store.examples[Number(select.value) - 1];
     select.value = "";
-    if (text !== undefined) this.store.compute({ text, edits: [], row: 0, column: 0 });
+    if (example) this.store.open(example);
   }
 
   private press(event: KeyboardEvent): void {

@@ -19,20 +19,17 @@ STATIC: Final = Path(__file__).parent / "static"
 _STYLE, _SCRIPT = '<link rel="stylesheet" href="app.css" />', '<script src="app.js" defer></script>'
 
 _OPEN_TAG, _CLOSE_TAG = '<script type="application/json" id="{name}">', "</script>"
+_DATA: Final = "explorer-data"
 
 _ID: Final = "0"
 _MAX_BEAM: Final = 20
 """The largest beam that the page shows in its controls."""
 
 
-def render_page(data: dict[str, Any], trace: Document | None = None) -> str:
-    """Return the page as one file, with data that it reads instead of the server's; see `EmbeddedData` in `web/`.
+def render_empty_page() -> str:
+    """Return the page as one file whose element for data is empty. The page itself fills it when it is exported.
 
     The Content-Security-Policy allows the inlined script and style by their hashes, and nothing else.
-
-    Args:
-        data: The models and traces that the page shows.
-        trace: The document of the first trace, if the page is the file of this trace.
     """
     page, script, style = ((STATIC / name).read_text("utf-8") for name in ("index.html", "app.js", "app.css"))
     # Both are code of the package. Within them, these characters can only occur in strings.
@@ -44,13 +41,23 @@ def render_page(data: dict[str, Any], trace: Document | None = None) -> str:
     for tag in (_STYLE, _SCRIPT, "<head>", "</body>"):
         assert page.count(tag) == 1, tag
     head = f'<head><meta http-equiv="Content-Security-Policy" content="{policy}">'
-    embedded = _embed("explorer-data", data) + ("" if trace is None else _embed("trace", trace))
     return (
         page.replace("<head>", head)
         .replace(_SCRIPT, "")
         .replace(_STYLE, f"<style>{style}</style>")
-        .replace("</body>", f"{embedded}<script>{script}</script></body>")
+        .replace("</body>", f"{_embed(_DATA)}<script>{script}</script></body>")
     )
+
+
+def render_page(data: dict[str, Any], trace: Document | None = None) -> str:
+    """Return the page as one file, with data that it reads instead of the server's; see `EmbeddedData` in `web/`.
+
+    Args:
+        data: The models and traces that the page shows.
+        trace: The document of the first trace, if the page is the file of this trace.
+    """
+    embedded = _embed(_DATA, data) + ("" if trace is None else _embed("trace", trace))
+    return render_empty_page().replace(_embed(_DATA), embedded, 1)
 
 
 def render_trace(trace: Document, style: Style) -> str:
@@ -73,7 +80,7 @@ def render_trace(trace: Document, style: Style) -> str:
         "split": None,
         "examples": [text],
     }
-    request = {"model": _ID, "source": {"text": text} if is_text else {"image": ""}, "search": {"beam": beam}}
+    request = {"model": _ID, "source": {"text": text} if is_text else {"image": text}, "search": {"beam": beam}}
     state = {"text": text, "beam": beam, "edits": to_json(edits), "smooth": to_json(style == "smooth")}
     data = {
         "models": [summary],
@@ -94,9 +101,9 @@ def parse_document(text: str) -> Document:
     return document
 
 
-def _embed(name: str, data: dict[str, Any]) -> str:
+def _embed(name: str, data: dict[str, Any] | None = None) -> str:
     """Return data as an element of a page. No text in it can end the element."""
-    text = to_json(data, ensure_ascii=False).replace("<", r"\u003c")
+    text = "" if data is None else to_json(data, ensure_ascii=False).replace("<", r"\u003c")
     return f"{_OPEN_TAG.format(name=name)}{text}{_CLOSE_TAG}"
 
 
