@@ -1,17 +1,7 @@
 """The server process, or several that share one port: accept connections, answer, reload, stop.
 
-A server that is asked to stop (SIGTERM, SIGINT) answers every request that has reached it. It stops in this order:
-
-1. The kernel ignores attempts to connect. Connections that are established are served. (Closing the socket at once
-   would reset those that wait to be accepted.)
-2. A response that starts now carries `Connection: close`.
-3. After a second, when no connection waits to be accepted any more, the socket is closed. From now on, the kernel
-   refuses attempts to connect.
-4. A connection is closed after a second without data. A request that has arrived is answered before.
-5. After `drain` seconds, requests that are not finished are cancelled, and a warning is logged.
-
-A client that sends a request on an idle connection at the moment when the server closes it sees the connection end
-without a byte of a response. Its request was not processed, and it can send the request again on a new connection.
+A server that is asked to stop (SIGTERM, SIGINT) answers every request that has reached it. `docs/server-life.md`
+describes the order, in which `_Server.shutdown` stops.
 """
 
 import asyncio
@@ -28,8 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -55,7 +43,7 @@ log = logging.getLogger(__name__)
 MAX_HEADER_BYTES: Final = 65_536
 """The maximum size of the request line and the headers."""
 
-SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
+_SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable with the folder of what workers share: metrics and rates. prometheus-client reads it, too.
 """
 
@@ -88,7 +76,7 @@ def run_server(create_app: Callable[[], Starlette], options: ServerOptions) -> N
         options: Where to listen, and time-outs.
     """
     if options.certificate is not None:
-        _check_certificate(options.certificate, options.private_key)
+        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.certificate, options.private_key)
     elif options.private_key is not None:
         raise ConfigError("--private-key needs --certificate, the file of the certificate. Add it.")
     with _bind(options.host, options.port) as listener:
@@ -110,23 +98,23 @@ def _bind(host: str, port: int) -> socket.socket:
         if sys.platform == "linux":
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT)
         listener.bind((host, port))
-        listener.setblocking(False)
     except (UnicodeError, TypeError):  # the codec for host names rejects it
         listener.close()
         raise ConfigError(f"--host {host!r} is not a host name. Use an address of this machine.") from None
     except OSError as error:
         listener.close()
-        match error.errno:
-            case errno.EADDRINUSE:
-                raise _port_in_use(port) from None
-            case errno.EACCES:
-                raise ConfigError(f"--port {port}: only root may use this port. Use one above 1023.") from None
-        raise ConfigError(f"--host {host}: {error.strerror}. Use an address of this machine.") from None
+        raise _explain(error, host, port) from None
+    listener.setblocking(False)
     return listener
 
 
-def _port_in_use(port: int) -> ConfigError:
-    return ConfigError(f"--port {port}: the port is in use. Choose another one.")
+def _explain(error: OSError, host: str, port: int) -> ConfigError:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return ConfigError(f"--port {port}: the port is in use. Choose another one.")
+        case errno.EACCES:
+            return ConfigError(f"--port {port}: only root may use this port. Use one above 1023.")
+    return ConfigError(f"--host {host}: {error.strerror}. Use an address of this machine.")
 
 
 def _build_url(options: ServerOptions, listener: socket.socket) -> str:
@@ -136,12 +124,15 @@ def _build_url(options: ServerOptions, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
 
 
-def _check_certificate(certificate: str, private_key: str | None) -> None:
+def _load_certificate(context: ssl.SSLContext, certificate: str, private_key: str | None) -> None:
+    """Load a certificate. Raise ConfigError if it is not valid; the context keeps the previous one."""
     for option, path in (("--certificate", certificate), ("--private-key", private_key)):
         if path is not None and not os.access(path, os.R_OK):
             raise ConfigError(f"{option} {path}: the file cannot be read. Check the path and its permissions.")
     try:
-        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, private_key)
+        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            # Without a function, a key with a password would be asked for on the terminal.
+            each.load_cert_chain(certificate, private_key, password=lambda: "")
     except (ssl.SSLError, ValueError, OSError) as error:
         raise ConfigError(
             f"--certificate {certificate} and --private-key {private_key or certificate} are not a certificate and its "
@@ -149,60 +140,44 @@ def _check_certificate(certificate: str, private_key: str | None) -> None:
         ) from None
 
 
-def _load_certificate(context: ssl.SSLContext, certificate: str, private_key: str | None) -> None:
-    # Without a function, a key with a password would be asked for on the terminal.
-    context.load_cert_chain(certificate, private_key, password=lambda: "")
-
-
-def _configure(app: Starlette, options: ServerOptions) -> uvicorn.Config:
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        ws="none",
-        interface="asgi3",
-        lifespan="off",  # `_Server` runs it: uvicorn would log an exception, and not raise it
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=bool(options.proxies),
-        forwarded_allow_ips=list(options.proxies),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # uvicorn hands it to call_later
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.private_key,
-    )
-    config.load()
-    return config
-
-
 @final
 class _Server(uvicorn.Server):
     """One process of the server.
 
     Args:
-        config: The application and its settings.
-        options: Time-outs.
+        app: The application.
+        options: Where it listens, and time-outs.
         listener: The socket. It is closed when the server stops.
         on_ready: Called once connections are accepted.
-        read_order: Returns "stop" or "reload" if one of them is due.
+
+    Attributes:
+        should_exit: If set, the server stops.
+        should_reload: If set, the server reloads the certificate and the application.
     """
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        options: ServerOptions,
-        listener: socket.socket,
-        on_ready: Callable[[], object],
-        read_order: Callable[[], str | None],
+        self, app: Starlette, options: ServerOptions, listener: socket.socket, on_ready: Callable[[], object]
     ) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",  # this class runs it: uvicorn would log an exception, and not raise it
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(options.proxies),
+            forwarded_allow_ips=list(options.proxies),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=options.keep_alive,  # type: ignore[arg-type]  # uvicorn hands it to call_later
+            ssl_certfile=options.certificate,
+            ssl_keyfile=options.private_key,
+        )
         super().__init__(config)
-        self.options, self.draining = options, False
-        assert isinstance(config.app, Starlette)
-        self._app = config.app
-        self._lifespan = self._app.router.lifespan_context(self._app)
-        self._listener, self._on_ready, self._read_order = listener, on_ready, read_order
+        self.options, self.draining, self.should_reload = options, False, False
+        self._app, self._listener, self._on_ready = app, listener, on_ready
+        self._lifespan = app.router.lifespan_context(app)
         self._reloading: asyncio.Task[None] | None = None
-        self._reload_again = False
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -221,9 +196,8 @@ class _Server(uvicorn.Server):
                 ssl_handshake_timeout=self.options.header_timeout if self.config.ssl else None,
             )
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:  # another process has started to listen since the port was bound
-                raise _port_in_use(self.options.port) from None
-            raise
+            # Another process may have started to listen since the port was bound.
+            raise _explain(error, self.options.host, self.options.port) from None
         self._listener.listen(_BACKLOG)
         self.servers = [server]
         self.started = True
@@ -237,6 +211,7 @@ class _Server(uvicorn.Server):
         _ignore_attempts_to_connect(self._listener)
         for each in connections:
             each.announce_end()
+        # Connections that are established are served. Those that wait to be accepted would be reset by closing.
         await asyncio.sleep(_QUIET)
         while _is_readable(self._listener) and clock() < end:
             await asyncio.sleep(_TICK)
@@ -247,7 +222,7 @@ class _Server(uvicorn.Server):
         tasks = self.server_state.tasks
         while (connections or tasks) and clock() < end:
             for each in list(connections):
-                each.close_if_quiet()
+                each.check()
             await asyncio.sleep(_TICK)
         if tasks:
             count = quantity(len(tasks), "request")
@@ -260,20 +235,17 @@ class _Server(uvicorn.Server):
         await self._lifespan.__aexit__(None, None, None)
 
     async def on_tick(self, counter: int) -> bool:
-        match self._read_order():
-            case "stop":
-                self.should_exit = True
-            case "reload":
-                self._reload_again = True
-        if self._reload_again and (self._reloading is None or self._reloading.done()):
-            self._reload_again = False
+        if counter % 10 == 0:  # once per second
+            for each in list[Any](self.server_state.connections):
+                each.check()
+        if self.should_reload and (self._reloading is None or self._reloading.done()):
+            self.should_reload = False
             self._reloading = asyncio.create_task(self._reload())
         return await super().on_tick(counter)
 
     async def _reload(self) -> None:
         try:
             if self.config.ssl is not None and self.options.certificate is not None:
-                _check_certificate(self.options.certificate, self.options.private_key)
                 _load_certificate(self.config.ssl, self.options.certificate, self.options.private_key)
             reload = getattr(self._app.state, "reload", None)
             if reload is not None:
@@ -324,37 +296,25 @@ class _Connection(H11Protocol):
     def __init__(self, server: _Server) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._server, self._options = server, server.options
-        self._waits_for = ""
+        self._waits_for, self._received = "headers", 0
         self._since = self._active = self.loop.time()
-        self._received = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         super().data_received(data)
 
     def handle_events(self) -> None:
-        self._active = self.loop.time()
         super().handle_events()
         if self._server.draining:
             self.announce_end()
-        self._watch()
+        self._note_activity()
 
     def on_response_complete(self) -> None:
-        self._active = self.loop.time()
         super().on_response_complete()
-        self._watch()
+        self._note_activity()
 
     def timeout_keep_alive_handler(self) -> None:
-        if not _is_readable(self.transport.get_extra_info("socket")):
+        if not self._is_readable():
             super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
@@ -367,10 +327,12 @@ class _Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.default_headers = [*self.server_state.default_headers, CLOSE_HEADER]
 
-    def close_if_quiet(self) -> None:
-        """Close the connection unless a request is being answered, or arriving."""
-        quiet = self.loop.time() - self._active >= _QUIET
-        if quiet and self._is_idle() and not _is_readable(self.transport.get_extra_info("socket")):
+    def check(self) -> None:
+        """Close the connection if its client is too slow or, while the server stops, does not send a request."""
+        now = self.loop.time()
+        if self._waits_for and now >= self._since + self._compute_limit():
+            self._time_out()
+        elif self._server.draining and now >= self._active + _QUIET and self._is_idle() and not self._is_readable():
             self.transport.close()
 
     def _is_idle(self) -> bool:
@@ -378,8 +340,12 @@ class _Connection(H11Protocol):
         answered = self.cycle is None or self.cycle.response_complete
         return answered and self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
 
-    def _watch(self) -> None:
-        """Start or stop the timer if the connection waits for something else than before."""
+    def _is_readable(self) -> bool:
+        return _is_readable(self.transport.get_extra_info("socket"))
+
+    def _note_activity(self) -> None:
+        """Note what the connection waits for, and since when."""
+        self._active = self.loop.time()
         if self.conn.their_state is h11.SEND_BODY:
             waits_for = "body"
         elif self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
@@ -387,22 +353,17 @@ class _Connection(H11Protocol):
         else:
             waits_for = ""
         if waits_for != self._waits_for:
-            self._stop_timer()
-            self._waits_for, self._since, self._received = waits_for, self.loop.time(), 0
-            if waits_for:
-                self._timer = self.loop.call_at(self._compute_deadline(), self._check_time)
+            self._waits_for, self._since, self._received = waits_for, self._active, 0
 
-    def _compute_deadline(self) -> float:
+    def _compute_limit(self) -> float:
+        """Return how many seconds the client has to send what the connection waits for."""
         if self._waits_for == "headers":
-            return self._since + self._options.header_timeout
+            return self._options.header_timeout
         answered = self.cycle.response_complete  # then the rest of the body is ignored
-        return self._since + self._options.body_timeout + (0 if answered else self._received / _BYTES_PER_SECOND)
+        return self._options.body_timeout + (0 if answered else self._received / _BYTES_PER_SECOND)
 
-    def _check_time(self) -> None:
-        deadline = self._compute_deadline()
-        if self.loop.time() < deadline:
-            self._timer = self.loop.call_at(deadline, self._check_time)
-        elif self._is_idle() or (self._waits_for == "body" and self.cycle.response_started):
+    def _time_out(self) -> None:
+        if self._is_idle() or (self._waits_for == "body" and self.cycle.response_started):
             self.transport.close()
         elif self._waits_for == "headers":
             self._end(408, f"The headers did not arrive within {self._options.header_timeout:g} s.")
@@ -426,11 +387,6 @@ class _Connection(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
 
 @contextmanager
 def _handling(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
@@ -448,32 +404,20 @@ def _handling(handle: Callable[[int, FrameType | None], object]) -> Iterator[Non
 
 def _serve_alone(create_app: Callable[[], Starlette], options: ServerOptions, listener: socket.socket) -> None:
     """Serve in this process."""
-    orders: deque[str] = deque()
-    can_stop = False
+    configure_logging(options.log_format)
+    server = _Server(create_app(), options, listener, lambda: click.echo(_build_url(options, listener)))
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal can_stop
         del frame
         if number not in (signal.SIGINT, signal.SIGTERM):
-            orders.append("reload")
-        elif can_stop:
-            orders.append("stop")
-            can_stop = False
+            server.should_reload = True
+        elif server.started and not server.should_exit:
+            server.should_exit = True
         else:
             os._exit(128 + number)  # an exception could be lost in a native library
 
-    def report_ready() -> None:
-        nonlocal can_stop
-        can_stop = True
-        orders.clear()  # the files have just been read
-        click.echo(_build_url(options, listener))
-
-    configure_logging(options.log_format)
     with _handling(handle):
-        config = _configure(create_app(), options)
-        asyncio.run(
-            _Server(config, options, listener, report_ready, lambda: orders.popleft() if orders else None).serve()
-        )
+        server.run()
 
 
 def _work(
@@ -484,35 +428,28 @@ def _work(
     SIGINT, SIGTERM and SIGHUP are blocked in a worker, because a terminal or systemd may send them to the supervisor
     and to its workers. The supervisor handles them, and sends orders to the workers.
     """
+
+    def obey() -> None:
+        with suppress(EOFError, OSError):
+            while control.recv() == "reload":
+                server.should_reload = True
+        server.should_exit = True
+
     configure_logging(options.log_format)
-
-    def read_order() -> str | None:
-        try:
-            return str(control.recv()) if control.poll() else None
-        except (EOFError, OSError):
-            return "stop"
-
     try:
-        config = _configure(create_app(), options)
-        asyncio.run(_Server(config, options, listener, lambda: control.send(None), read_order).serve())
+        server = _Server(create_app(), options, listener, lambda: control.send(None))
+        threading.Thread(target=obey, daemon=True).start()
+        server.run()
     except Exception as error:
-        with suppress(OSError):
-            control.send(_simplify(error))
-        sys.exit(1)
-
-
-def _simplify(error: Exception) -> Exception:
-    """Return an exception of a worker as one that the supervisor can unpickle, with its traceback as a note."""
-    simple: Exception
-    if is_memory_failure(error):
-        simple = ResourceError("A worker ran out of memory. Use fewer --workers, or smaller models.")
-    elif isinstance(error, RegardError):
+        if is_memory_failure(error):
+            error = ResourceError("A worker ran out of memory. Use fewer --workers, or smaller models.")
+        if not isinstance(error, RegardError):
+            raise
+        # An exception of a plugin may not be importable in the supervisor.
         kind = next(each for each in type(error).__mro__ if each.__module__ == RegardError.__module__)
-        simple = kind(str(error))
-    else:
-        simple = RuntimeError(f"{type(error).__name__}: {error}")
-    simple.add_note("".join(traceback.format_exception(error)))
-    return simple
+        with suppress(OSError):
+            control.send(kind(str(error)))
+        sys.exit(1)
 
 
 @final
@@ -551,8 +488,9 @@ class _Supervisor:
         self._start = partial(_Worker, create_app, options, listener)
         self._options, self._listener = options, listener
         self._workers: list[_Worker] = []
-        self._due: list[float] = []
+        self._due = [0.0] * options.workers
         self._started, self._short_lives = False, 0
+        self._end: float | None = None
         self._wakeup, self._signal = os.pipe()
 
     def run(self) -> None:
@@ -562,25 +500,26 @@ class _Supervisor:
             tempfile.TemporaryDirectory(prefix="regard-serve-") as folder,
             _handling(lambda number, _: os.write(self._signal, bytes([number]))),
         ):
-            os.environ[SHARED_FOLDER] = folder
+            os.environ[_SHARED_FOLDER] = folder
             try:
-                self._due = [0.0] * self._options.workers
-                while not self._must_stop():
+                while (self._workers or self._due) and (self._end is None or time.monotonic() < self._end):
                     self._start_due()
                     self._wait()
+                    self._handle_signals()
                     for worker in self._workers:
                         worker.receive()
                     for worker in [worker for worker in self._workers if worker.process.exitcode is not None]:
-                        self._replace(worker)
-                    if not self._started and all(worker.ready for worker in self._workers):
+                        self._remove(worker)
+                        if self._end is None:
+                            self._replace(worker)
+                    if not self._started and self._end is None and all(worker.ready for worker in self._workers):
                         self._started = True
                         click.echo(_build_url(self._options, self._listener))
-                self._drain()
             finally:
                 for worker in self._workers:
                     worker.process.kill()
                     worker.process.join()
-                del os.environ[SHARED_FOLDER]
+                del os.environ[_SHARED_FOLDER]
                 os.close(self._wakeup)
                 os.close(self._signal)
 
@@ -594,27 +533,45 @@ class _Supervisor:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _wait(self, end: float | None = None) -> None:
-        """Wait for a signal, for a message of a worker or its end, or until a worker must be started."""
-        times = [*self._due, *([] if end is None else [end])]
+    def _wait(self) -> None:
+        """Wait for a signal, for a message of a worker or its end, until a worker must be started, or until the end."""
+        times = [*self._due, *([] if self._end is None else [self._end])]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         pipes = [worker.control for worker in self._workers if not worker.ready and worker.error is None]
         connection.wait([self._wakeup, *pipes, *(worker.process.sentinel for worker in self._workers)], seconds)
 
-    def _must_stop(self) -> bool:
-        """Handle the signals that have arrived. Return whether one of them ends the server."""
-        stop = False
+    def _handle_signals(self) -> None:
         while connection.wait([self._wakeup], 0):
-            if os.read(self._wakeup, 1)[0] in (signal.SIGINT, signal.SIGTERM):
-                stop = True
-            else:
+            number = os.read(self._wakeup, 1)[0]
+            if number not in (signal.SIGINT, signal.SIGTERM):
                 for worker in self._workers:
                     worker.send("reload")
-        return stop
+            elif self._end is None:
+                self._stop()
+            else:
+                sys.exit(128 + number)
+
+    def _stop(self) -> None:
+        """Order each worker to stop after it has answered its requests."""
+        self._due.clear()
+        for worker in self._workers:
+            if worker.ready:
+                worker.send("stop")
+            else:
+                worker.process.kill()
+        self._listener.close()  # each worker has its own copy
+        self._end = time.monotonic() + self._options.drain + 2 * _QUIET + _SECONDS_TO_EXIT
+
+    def _remove(self, worker: _Worker) -> None:
+        from prometheus_client.multiprocess import mark_process_dead
+
+        self._workers.remove(worker)
+        worker.process.join()
+        worker.control.close()
+        mark_process_dead(worker.process.pid, os.environ[_SHARED_FOLDER])  # type: ignore[no-untyped-call]
 
     def _replace(self, worker: _Worker) -> None:
-        """Remove a worker that has ended, and determine when another is started."""
-        self._remove(worker)
+        """Determine when another worker is started for one that has ended."""
         if not self._started or (worker.error is not None and not any(other.ready for other in self._workers)):
             raise worker.error or ResourceError(
                 f"A worker ended with {worker.describe_end()} before it was ready. If memory was low, use fewer "
@@ -626,28 +583,3 @@ class _Supervisor:
         self._due.append(time.monotonic() + delay)
         reason = worker.describe_end() if worker.error is None else str(worker.error)
         log.error(f"A worker ended ({reason}). Another is started in {delay:g} s.")
-
-    def _remove(self, worker: _Worker) -> None:
-        from prometheus_client.multiprocess import mark_process_dead
-
-        self._workers.remove(worker)
-        worker.process.join()
-        worker.control.close()
-        mark_process_dead(worker.process.pid, os.environ[SHARED_FOLDER])  # type: ignore[no-untyped-call]
-
-    def _drain(self) -> None:
-        """Wait until each worker has answered its requests."""
-        self._due.clear()
-        for worker in self._workers:
-            if worker.ready:
-                worker.send("stop")
-            else:
-                worker.process.kill()
-        self._listener.close()  # each worker has its own copy
-        end = time.monotonic() + self._options.drain + 2 * _QUIET + _SECONDS_TO_EXIT
-        while self._workers and time.monotonic() < end:
-            self._wait(end)
-            if self._must_stop():
-                sys.exit(128 + signal.SIGTERM)
-            for worker in [worker for worker in self._workers if worker.process.exitcode is not None]:
-                self._remove(worker)
