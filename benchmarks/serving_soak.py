@@ -8,10 +8,13 @@ server in another process, with an application that waits for some milliseconds 
     python benchmarks/serving_soak.py --minutes 2 --leak 2000   # negative control: 2,000 bytes are kept per request
 
     python benchmarks/serving_soak.py --rounds 100 --app serving_soak:create_models en:de=runs/en-de  # regard serve
+    python benchmarks/serving_soak.py --reloads 20 runs/first runs/second --app serving_soak:create_models en:de=copy
 
---app MODULE:FUNCTION ARGUMENT… serves the application that the function returns for these arguments, and --body is the
-JSON body that is sent to /translate. Exits with 1 if a request is lost, if the p99 of others more than doubles, if a
-slow client is not disconnected, or if memory grows.
+--app MODULE:FUNCTION ARGUMENT… serves the application that the function returns for these arguments. The requests
+translate "hello", or the lines of --texts in turn, and a client waits for --pause seconds before each. --reloads
+overwrites the last folder of --app with each of two versions in turn, sends SIGHUP, and waits until they are served.
+Exits with 1 if a request is lost or fails, if the p99 of others more than doubles, if a slow client is not
+disconnected, or if memory grows.
 """
 
 import argparse
@@ -20,16 +23,19 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -145,6 +151,13 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
 class Clients:
     """Clients that send requests one after the other, with or without keep-alive, and what became of the requests.
 
+    Args:
+        host: The host of the server.
+        port: Its port.
+        bodies: The bodies of the requests, which are sent in turn.
+        count: The number of clients.
+        pause: How many seconds a client waits before each request.
+
     Attributes:
         outcomes: `answered`; `refused`: no connection was accepted; `lost`: the connection ended before the response;
             `raced`: so did a connection that had been used before, without a byte of a response, and the client can
@@ -152,21 +165,13 @@ class Clients:
         seconds: The time of each request that was answered.
     """
 
-    def __init__(self, host: str, port: int, body: bytes, count: int) -> None:
+    def __init__(self, host: str, port: int, bodies: Sequence[bytes], count: int, pause: float = 0) -> None:
         self.outcomes: Counter[str] = Counter()
         self.seconds: list[float] = []
         self.failures: list[str] = []
-        self._host, self._port, self._count, self._stop = host, port, count, False
-        self._request = b"\r\n".join(
-            (
-                b"POST /translate HTTP/1.1",
-                b"Host: server",
-                b"Content-Type: application/json",
-                b"Content-Length: %d" % len(body),
-                b"",
-                body,
-            )
-        )
+        self._host, self._port, self._count, self._pause, self._stop = host, port, count, pause, False
+        head = b"POST /translate HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\nContent-Length: "
+        self._requests = cycle([b"%s%d\r\n\r\n%s" % (head, len(body), body) for body in bodies])
 
     async def run(self, until: Callable[[], Any]) -> None:
         """Send requests until a coroutine ends, or the server refuses connections."""
@@ -186,8 +191,9 @@ class Clients:
             used = False
             try:
                 while not self._stop:
+                    await asyncio.sleep(self._pause)
                     start = time.perf_counter()
-                    writer.write(self._request)
+                    writer.write(next(self._requests))
                     response = await asyncio.wait_for(read_response(reader), HANG)
                     self.seconds.append(time.perf_counter() - start)
                     self.outcomes["answered" if response.status == 200 else f"status {response.status}"] += 1
@@ -202,12 +208,11 @@ class Clients:
                 writer.close()
 
 
-async def stop_under_load(server: Server, body: bytes, clients: int, seconds: float) -> Clients:
+async def stop_under_load(server: Server, load: Clients, seconds: float) -> None:
     """Send requests, stop the server after some seconds, and wait until it refuses connections.
 
     All its processes receive the signal, as from systemd or a terminal.
     """
-    load = Clients(server.host, server.port, body, clients)
 
     async def stop() -> None:
         await asyncio.sleep(seconds)
@@ -215,7 +220,6 @@ async def stop_under_load(server: Server, body: bytes, clients: int, seconds: fl
         await asyncio.to_thread(server.process.wait, HANG)
 
     await load.run(stop)
-    return load
 
 
 class SlowClients:
@@ -263,6 +267,12 @@ def compute_p99(seconds: Sequence[float]) -> float:
     return statistics.quantiles(seconds, n=100)[98]
 
 
+def create_clients(server: Server, arguments: argparse.Namespace) -> Clients:
+    texts = ["hello"] if arguments.texts is None else Path(arguments.texts).read_text().splitlines()
+    bodies = [json.dumps({"q": text, "source": "en", "target": "de"}).encode() for text in texts]
+    return Clients(server.host, server.port, bodies, arguments.clients, arguments.pause)
+
+
 def check_stops(command: Callable[..., list[str]], arguments: argparse.Namespace) -> bool:
     """Stop the server under load in each round, and count what became of the requests."""
     totals: Counter[str] = Counter()
@@ -270,7 +280,8 @@ def check_stops(command: Callable[..., list[str]], arguments: argparse.Namespace
     for number in range(1, arguments.rounds + 1):
         with running(command()) as server:
             seconds = random.uniform(0.1, 1)
-            load = asyncio.run(stop_under_load(server, arguments.body.encode(), arguments.clients, seconds))
+            load = create_clients(server, arguments)
+            asyncio.run(stop_under_load(server, load, seconds))
             bad_exits += server.process.returncode != 0
         totals += load.outcomes
         for failure in load.failures:
@@ -285,7 +296,7 @@ def check_slow_clients(command: Callable[..., list[str]], arguments: argparse.Na
     """Compare the p99 of other clients with and without slow ones, which are all disconnected."""
 
     async def measure(server: Server) -> tuple[Clients, Clients, SlowClients]:
-        alone, among = (Clients(server.host, server.port, arguments.body.encode(), arguments.clients) for _ in "12")
+        alone, among = create_clients(server, arguments), create_clients(server, arguments)
         slow = SlowClients(server.host, server.port, arguments.slow)
         await alone.run(partial(asyncio.sleep, arguments.seconds))
         await among.run(slow.run)
@@ -306,13 +317,14 @@ def check_memory(command: Callable[..., list[str]], arguments: argparse.Namespac
     samples: list[int] = []
 
     async def measure(server: Server) -> Clients:
-        load = Clients(server.host, server.port, arguments.body.encode(), arguments.clients)
+        load = create_clients(server, arguments)
 
         async def sample() -> None:
             seconds = arguments.minutes * 60
             await asyncio.sleep(seconds / 10)
             for _ in range(100):
                 samples.append(measure_memory(server.process.pid))
+                print(load.outcomes["answered"], samples[-1], sep="\t", file=sys.stderr)
                 await asyncio.sleep(0.9 * seconds / 100)
 
         await load.run(sample)
@@ -329,16 +341,62 @@ def check_memory(command: Callable[..., list[str]], arguments: argparse.Namespac
     return growth <= GROWTH and set(load.outcomes) == {"answered"}
 
 
+def check_reloads(command: Callable[..., list[str]], arguments: argparse.Namespace) -> bool:
+    """Replace the weights under load, and count the requests that failed."""
+    count, *versions = arguments.reloads
+    folder = Path(ModelAddress.parse(arguments.app[-1]).path)
+    memory: list[int] = []
+
+    def copy(number: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(versions[number % len(versions)], folder)
+
+    with tempfile.TemporaryDirectory() as logs, (Path(logs) / "log").open("w+") as log:
+
+        def count_replaced() -> int:
+            return (Path(logs) / "log").read_text().count("The models were replaced")
+
+        async def measure(server: Server) -> Clients:
+            load = create_clients(server, arguments)
+
+            async def reload() -> None:
+                for number in range(1, int(count) + 1):
+                    expected = count_replaced() + arguments.workers
+                    await asyncio.to_thread(copy, number)
+                    server.process.send_signal(signal.SIGHUP)
+                    while count_replaced() < expected:
+                        await asyncio.sleep(0.1)
+                    memory.append(measure_memory(server.process.pid))
+
+            await load.run(lambda: asyncio.wait_for(reload(), int(count) * HANG))
+            return load
+
+        copy(0)
+        with running(command(), stderr=log) as server:
+            load = asyncio.run(measure(server))
+        replaced = count_replaced()
+    failed = load.outcomes.total() - load.outcomes["answered"]
+    print(table(["replaced", "answered", "failed", "p99", "memory after the first", "after the last"], [[
+        str(replaced), str(load.outcomes["answered"]), str(failed), f"{1000 * compute_p99(load.seconds):.0f} ms",
+        format_bytes(memory[0]), format_bytes(memory[-1]),
+    ]]))  # fmt: skip
+    return not failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=0, help="how often the server is stopped under load")
     parser.add_argument("--slow", type=int, default=0, help="the number of slow clients")
     parser.add_argument("--minutes", type=float, default=0, help="how long memory is measured")
+    parser.add_argument(
+        "--reloads", nargs=3, metavar=("N", "FOLDER", "FOLDER"), help="how often the weights are replaced, and by what"
+    )
     parser.add_argument("--leak", type=int, default=0, help="the number of bytes that leak per request")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10, help="the time-outs with --slow")
-    parser.add_argument("--body", default='{"q": "hello", "source": "en", "target": "de"}')
+    parser.add_argument("--pause", type=float, default=0, help="seconds that a client waits before each request")
+    parser.add_argument("--texts", metavar="FILE", help="the lines that are translated")
     parser.add_argument("--app", nargs="+", default=["serving_soak:create_demo"], metavar="WORD")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -353,10 +411,15 @@ def main() -> None:
         given = ["--serve", options, "--leak", str(arguments.leak), "--app", *arguments.app]
         return [sys.executable, "-c", start, str(Path(__file__).parent), *given]
 
-    checks = {check_stops: arguments.rounds, check_slow_clients: arguments.slow, check_memory: arguments.minutes}
+    checks = {
+        check_stops: arguments.rounds,
+        check_slow_clients: arguments.slow,
+        check_memory: arguments.minutes,
+        check_reloads: arguments.reloads,
+    }
     results = [check(command, arguments) for check, wanted in checks.items() if wanted]
     if not results:
-        parser.error("nothing to do: add --rounds, --slow or --minutes")
+        parser.error("nothing to do: add --rounds, --slow, --minutes or --reloads")
     sys.exit(0 if all(results) else 1)
 
 

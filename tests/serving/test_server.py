@@ -139,7 +139,8 @@ def test_connections_that_wait_to_be_accepted_are_served(tmp_path: Path) -> None
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_request_is_lost_if_a_server_stops_under_load(tmp_path: Path, workers: int) -> None:
     with start(tmp_path, workers=workers) as server:
-        load = asyncio.run(stop_under_load(server, b'{"q": "a", "seconds": 0.05}', 16, 0.5))
+        load = Clients(server.host, server.port, [b'{"q": "a", "seconds": 0.05}'], 16)
+        asyncio.run(stop_under_load(server, load, 0.5))
         assert server.process.returncode == 0
     assert load.outcomes["answered"] > 16
     assert set(load.outcomes) == {"answered", "refused"}, load.failures
@@ -174,7 +175,7 @@ def test_a_second_signal_ends_the_server_at_once(tmp_path: Path, workers: int) -
 @pytest.mark.slow
 def test_slow_clients_do_not_block_others_and_are_disconnected(tmp_path: Path) -> None:
     async def run(server: Server) -> tuple[Clients, SlowClients]:
-        slow, others = SlowClients(server.host, server.port, 200), Clients(server.host, server.port, BODY, 4)
+        slow, others = SlowClients(server.host, server.port, 200), Clients(server.host, server.port, [BODY], 4)
         await others.run(slow.run)
         return others, slow
 
