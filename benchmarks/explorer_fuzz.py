@@ -174,6 +174,10 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
     body: dict[str, Any] = {"model": model, "search": search}
     if path == "/api/corpus":
         body["limit"] = 2
+    elif path == "/api/corpus/metrics":
+        body = {"models": [model], "search": search, "indices": [0, 1]}
+    elif path == "/api/neighbors":
+        body = {"model": model, "source": draw(st.sampled_from(IMAGES if model == "2" else SOURCES)), "tokens": [5, 6]}
     else:
         body["source"] = draw(st.sampled_from(IMAGES if model == "2" else SOURCES))
         body["target"] = draw(st.sampled_from([None, None, "2009-05-03"]))
@@ -183,7 +187,7 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
             "contrast": draw(st.sampled_from([None, "2010", {"step": 0, "token": "1"}])),
             "baseline": "zero", "integration_steps": 2, "previous": draw(st.booleans()), "normalize": False,
         }  # fmt: skip
-    elif path != "/api/corpus":
+    elif path in ("/api/trace", "/api/attention", "/api/export"):
         body |= {
             "edits": draw(st.lists(st.sampled_from(list_edits(ATTENTIONS[model])), max_size=2)),
             "queries": draw(st.booleans()), "states": draw(st.booleans()), "candidates": 3,
@@ -196,7 +200,8 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
     return draw(values if draw(st.sampled_from([True] + [False] * 9)) else damaged(body))
 
 
-POSTS: Final = ("/api/trace", "/api/attention", "/api/corpus", "/api/attribution", "/api/export")
+STREAMS: Final = ("/api/corpus", "/api/neighbors", "/api/attribution")
+POSTS: Final = (*STREAMS, "/api/trace", "/api/attention", "/api/corpus/metrics", "/api/export")
 GETS: Final = ("/", "/app.js", "/app.css", "/api/models", "/api/models/0/card")
 VISIBLE: Final = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_characters="\x7f"), max_size=30)
 
@@ -250,7 +255,7 @@ def check_response(call: Call, status: int, content: bytes) -> str | None:
     try:
         if status >= 400:
             return None if json.loads(content)["error"]["message"] else "an error without a message"
-        if call.endpoint in ("/api/corpus", "/api/attribution"):
+        if call.endpoint in STREAMS:
             lines = [json.loads(line) for line in content.splitlines()]
             bugs = [line for line in lines if "bug" in line.get("error", {}).get("message", "")]
             return str(bugs) if bugs or not lines else None

@@ -15,6 +15,8 @@ REQUESTS = (
     schemas.AttentionRequest,
     schemas.AttributionRequest,
     schemas.CorpusRequest,
+    schemas.MetricsRequest,
+    schemas.NeighborsRequest,
 )
 LIMITS = ("MAX_TEXT", "MAX_BEAM")
 """The limits that the page also applies."""

@@ -15,9 +15,10 @@ from regard.data.source_readers import TextItem
 from regard.data.tokens.tokenizers import END, START
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import SearchSettings
-from regard.explorer.served_model import predict_rows
+from regard.explorer.corpus import CorpusPredictions
 from regard.ops.reference_mode import full_precision
 from regard.runs.folder import RunFolder
+from regard.runs.pairs import HeldOutPairs
 
 TEXTS = ["3 mai 2009", "", "Sunday, May 3, 2009", "2009年5月3日", "\ufffd ☃", "x"]
 
@@ -271,5 +272,6 @@ def test_a_list_of_texts_needs_a_prefix_for_each(model: regard.Model) -> None:
 def test_the_explorer_samples_a_corpus_like_a_list(model: regard.Model) -> None:
     pairs = Pairs([f"{number} mai 2009" for number in range(1, 20)], [""] * 19)  # more than a batch
     search: dict[str, Any] = {"sample": True, "temperature": 3.0, "seed": 1}
-    rows = [entry["row"]["prediction"] for entry in predict_rows(model, pairs, search) if "row" in entry]
+    stream = CorpusPredictions(model, HeldOutPairs("test", pairs, 19)).stream(19, search)
+    rows = [row["prediction"] for part in stream for row in part.get("rows", ())]
     assert rows == [prediction.text for prediction in model.predict(pairs.sources, **search)]

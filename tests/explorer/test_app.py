@@ -17,7 +17,8 @@ from PIL import Image
 
 import regard
 from regard.explorer.app import create_app
-from regard.explorer.served_model import BATCH, compute_coverage, compute_entropy, load_models
+from regard.explorer.corpus import BATCH, compute_coverage, compute_entropy
+from regard.explorer.served_model import load_models
 from regard.inspection.attribution import methods as attribution_methods
 from regard.inspection.trace.document import read_array
 from tests_explorer import ACCESS, ORIGIN, post, send
@@ -57,7 +58,8 @@ def test_without_a_test_set_examples_are_from_the_dev_set(captioners_without_tes
     assert post(app, "/api/trace", example).json()["source"]["picture"] is not None
     beyond = post(app, "/api/trace", {"model": "0", "source": {"example": 3}})
     assert "the dev set has 3 pairs" in beyond.json()["error"]["message"]
-    assert read_lines(post(app, "/api/corpus", {"model": "0"}).text)[0] == {"total": 3}
+    head = read_lines(post(app, "/api/corpus", {"model": "0"}).text)[0]
+    assert (head["split"], head["total"], head["size"]) == ("dev", 3, 3)
     for path, body in (("/api/trace", {**example, "model": "1"}), ("/api/corpus", {"model": "1"})):
         message = post(app, path, body).json()["error"]["message"]
         assert "missing" in message
@@ -242,9 +244,9 @@ def read_lines(text: str) -> list[dict[str, Any]]:
 
 def test_the_corpus_streams_the_predictions_of_the_test_set(app: FastAPI, runs: list[Path]) -> None:
     lines = read_lines(post(app, "/api/corpus", {"model": GRU, "limit": 20}).text)
-    rows = [line["row"] for line in lines if "row" in line]
-    assert lines[0] == {"total": 20}
-    assert lines[-1] == {"progress": 1.0}
+    rows = [row for line in lines[1:] for row in line["rows"]]
+    assert (lines[0]["split"], lines[0]["total"]) == ("test", 20)
+    assert lines[-1]["progress"] == 1
     assert [row["index"] for row in rows] == list(range(20))
     prediction = regard.load(runs[0]).predict([row["source"] for row in rows])[7]
     assert (rows[7]["prediction"], rows[7]["length"]) == (prediction.text, len(prediction.source_tokens))
@@ -330,7 +332,7 @@ async def send_until(
 
 
 def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first row is sent, then the client is gone: no other batch is predicted."""
+    """The first rows are sent, then the client is gone: no other batch is predicted."""
     model = app.state.session.models[GRU].model
     predicted: list[int] = []
     predict = model.predict
@@ -340,7 +342,7 @@ def test_a_corpus_is_cancelled_when_the_client_disconnects(app: FastAPI, monkeyp
         return predict(sources, **options)
 
     monkeypatch.setattr(model, "predict", count)
-    disconnect_after(app, "/api/corpus", {"model": GRU, "limit": 40}, b'"row"')
+    disconnect_after(app, "/api/corpus", {"model": GRU, "search": {"beam": 2}, "limit": 40}, b'"rows"')
     assert predicted == [BATCH]
 
 

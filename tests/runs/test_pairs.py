@@ -13,7 +13,7 @@ from tests_shared import SMALL
 
 def test_examples_are_the_first_sources_of_the_test_set(small_run: RunFolder) -> None:
     test_set = read_test_set(small_run, small_run.all_checkpoints()[-1])
-    assert read_held_out(small_run, 8) == ("test", test_set.first(8))
+    assert read_held_out(small_run, 8) == ("test", test_set.first(8), None)
 
 
 def train_on_files(tmp_path: Path, **files: Path) -> RunFolder:
@@ -45,5 +45,6 @@ def test_examples_do_not_require_that_all_files_are_read(tmp_path: Path) -> None
 def test_without_a_test_set_examples_are_dev_pairs(tmp_path: Path) -> None:
     train, dev = write_numbers(tmp_path / "train.tsv", 0, 50), write_numbers(tmp_path / "dev.tsv", 50, 60)
     run = train_on_files(tmp_path / "run", train=train, dev=dev)
-    split, pairs = read_held_out(run, 4, unchanged_since=run.all_checkpoints()[-1])
+    split, pairs, size = read_held_out(run, 4, unchanged_since=run.all_checkpoints()[-1])
     assert (split, list(pairs)) == ("dev", [("50", "51"), ("51", "52"), ("52", "53"), ("53", "54")])
+    assert size == 10

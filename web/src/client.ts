@@ -35,18 +35,36 @@ export interface Series {
 /** A line of a stream: how much is done, from 0 to 1, or a part of the result. */
 export type Streamed<Part> = { progress: number } | Part;
 
+/** What is predicted: `total` rows, of `most` that can be, of a split of `size` pairs. Equal `pairs` are the same set. */
+export interface CorpusHead {
+  total: number;
+  size: number;
+  most: number;
+  split: "test" | "dev";
+  pairs: string;
+}
+
 export interface CorpusRow {
   index: number;
   source: string;
   prediction: string;
   reference: string;
+  correct: boolean;
+  /** The parts of the source that have no token. */
+  unknown: string[];
   score: number | null;
   length: number;
   entropy: number | null;
   coverage: number | null;
 }
 
-export type CorpusPart = { row: CorpusRow } | { total: number };
+/** Rows of the corpus, and the share that is done. */
+export interface CorpusRows {
+  rows: CorpusRow[];
+  progress: number;
+}
+
+export type CorpusPart = CorpusHead | CorpusRows;
 
 export interface Client {
   /** Whether the page can compute something new. An exported page cannot. */
@@ -61,7 +79,7 @@ export interface Client {
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
   card(model: string): Promise<ModelCard>;
   streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
-  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<CorpusPart>>;
+  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<CorpusPart>;
   /** Return the page as one file without data. */
   readEmptyPage(): Promise<string>;
 }
@@ -93,11 +111,11 @@ export class ServerClient implements Client {
     return this.stream("api/attribution", request, signal);
   }
 
-  async *streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Streamed<CorpusPart>> {
+  async *streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<CorpusPart> {
     const parts: CorpusPart[] = [];
     this.corpora.set(request.model, parts);
-    for await (const part of this.stream<Streamed<CorpusPart>>("api/corpus", request, signal)) {
-      if (!("progress" in part)) parts.push(part);
+    for await (const part of this.stream<CorpusPart>("api/corpus", request, signal)) {
+      parts.push(part);
       yield part;
     }
   }

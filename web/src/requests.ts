@@ -54,6 +54,22 @@ export interface ImageSource {
   image: string;
 }
 
+/** Rows of the corpus that were predicted before, and the models to evaluate on them. Others are compared with the
+first. */
+export interface MetricsRequest {
+  models: readonly string[];
+  search?: SearchRequest;
+  indices: readonly number[];
+}
+
+/** A source, and the ids of the output tokens after which the state of the decoder is compared with those of
+training pairs. */
+export interface NeighborsRequest {
+  model: string;
+  source: TextSource | ImageSource | ExampleSource;
+  tokens?: readonly number[];
+}
+
 /** The settings of the search and the constraints of `Model.predict`, with limits. */
 export interface SearchRequest {
   beam?: number;

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ValidationError
@@ -13,14 +13,17 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 
 from regard.errors import RegardError
 from regard.explorer import schemas
+from regard.explorer.corpus import check_same_pairs, choose_metrics, compare_rows
 from regard.explorer.documents import DocumentCache
 from regard.explorer.schemas import RequestError
 from regard.explorer.security import Access, SecurityMiddleware
-from regard.explorer.served_model import ServedModel, predict_rows
+from regard.explorer.served_model import ServedModel
 from regard.formatting import did_you_mean, to_json
 from regard.inspection.trace.page import STATIC, render_empty_page
 
 Schema = TypeVar("Schema", bound=BaseModel)
+
+LINES: Final = "application/x-ndjson"
 
 router = APIRouter()
 
@@ -110,9 +113,27 @@ async def get_attention(request: Request) -> Response:
 async def stream_corpus(request: Request) -> Response:
     wanted = await _parse(request, schemas.CorpusRequest)
     served = _session(request).find(wanted.model)
-    pairs = (await served.worker.run(lambda: served.held_out)).pairs.first(wanted.limit)
-    rows = predict_rows(served.model, pairs, wanted.search.options)
-    return StreamingResponse(served.worker.stream_steps(rows), media_type="application/x-ndjson")
+    corpus = await served.worker.run(lambda: served.corpus)
+    rows = corpus.stream(wanted.limit, wanted.search.options)
+    return StreamingResponse(served.worker.stream_steps(rows), media_type=LINES)
+
+
+@router.post("/api/corpus/metrics")
+async def evaluate_corpus(request: Request) -> Response:
+    wanted, session = await _parse(request, schemas.MetricsRequest), _session(request)
+    models = {each: session.find(each) for each in wanted.models}
+    corpora = {name: await each.worker.run(lambda each=each: each.corpus) for name, each in models.items()}
+    check_same_pairs(corpora)
+    rows_of = {name: corpus.read(wanted.indices, wanted.search.options) for name, corpus in corpora.items()}
+    metrics = choose_metrics([served.model for served in models.values()])
+    return _send_json(await asyncio.to_thread(compare_rows, rows_of, metrics))
+
+
+@router.post("/api/neighbors")
+async def stream_neighbors(request: Request) -> Response:
+    wanted = await _parse(request, schemas.NeighborsRequest)
+    served = _session(request).find(wanted.model)
+    return StreamingResponse(served.worker.stream_steps(served.find_neighbors(wanted)), media_type=LINES)
 
 
 @router.post("/api/attribution")
@@ -120,7 +141,7 @@ async def stream_attribution(request: Request) -> Response:
     wanted = await _parse(request, schemas.AttributionRequest)
     served = _session(request).find(wanted.model)
     reports = served.worker.stream_reports(lambda report: served.attribute(wanted, report))
-    return StreamingResponse(reports, media_type="application/x-ndjson")
+    return StreamingResponse(reports, media_type=LINES)
 
 
 @router.get("/api/page")

@@ -40,6 +40,7 @@ MAX_CANDIDATES: Final = 50
 MAX_PHRASES: Final = 20
 MAX_ROWS: Final = 2_000
 MAX_EDITS: Final = 50
+MAX_MODELS: Final = 20
 
 MAX_EDITS_SIZE: Final = 200_000
 """The maximum number of characters of all edits, as JSON."""
@@ -153,6 +154,26 @@ class CorpusRequest(Request):
     model: Annotated[str, Field(max_length=20)]
     search: SearchRequest = SearchRequest()
     limit: Annotated[PositiveInt, Field(le=MAX_ROWS)] = 200
+
+
+class MetricsRequest(Request):
+    """Rows of the corpus that were predicted before, and the models to evaluate on them. Others are compared with the
+    first.
+    """
+
+    models: Annotated[list[Annotated[str, Field(max_length=20)]], Field(min_length=1, max_length=MAX_MODELS)]
+    search: SearchRequest = SearchRequest()
+    indices: Annotated[list[Annotated[int, Field(ge=0, lt=MAX_ROWS)]], Field(min_length=1, max_length=MAX_ROWS)]
+
+
+class NeighborsRequest(Request):
+    """A source, and the ids of the output tokens after which the state of the decoder is compared with those of
+    training pairs.
+    """
+
+    model: Annotated[str, Field(max_length=20)]
+    source: Source
+    tokens: Annotated[list[NonNegativeInt], Field(max_length=MAX_TEXT)] = []
 
 
 class RequestError(Exception):

@@ -1,27 +1,20 @@
-"""A model that the page shows: its description, its sources, and what is computed with it.
-
-T target steps, S memory slots.
-"""
+"""A model that the page shows: its description, its sources, and what is computed with it."""
 
 import base64
 import binascii
-import os
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from functools import cached_property
 from threading import Lock
 from time import perf_counter
 from typing import Any, Final
 
-import numpy as np
-
 from regard.api.model import Model
 from regard.config import to_yaml
-from regard.data.corpora import Pairs, RawSource
+from regard.data.corpora import RawSource, load_corpus
 from regard.data.images.pixels import decode_image
-from regard.decoding.search import AttentionWeights
 from regard.decoding.tracing import describe_mechanisms
 from regard.errors import ConfigError, DataError, RegardError
-from regard.evaluation.alignment import normalized_entropy
+from regard.explorer.corpus import CorpusPredictions
 from regard.explorer.documents import DocumentCache, select_attention, summarize
 from regard.explorer.jobs import Report, Worker
 from regard.explorer.schemas import (
@@ -32,11 +25,12 @@ from regard.explorer.schemas import (
     Contrast,
     ExampleSource,
     ImageSource,
+    NeighborsRequest,
     TextSource,
     TraceRequest,
 )
+from regard.explorer.training_pairs import TrainingPairs
 from regard.formatting import quantity, to_json
-from regard.inspection.prediction import Prediction
 from regard.inspection.trace.trace import Trace
 from regard.inspection.views import curves
 from regard.models.settings import IMAGE, TEXT
@@ -48,9 +42,6 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP")
 """The formats of images in requests. Others are not decoded, because fewer decoders have fewer bugs."""
 
 MAX_EXAMPLES: Final = 8
-
-BATCH: Final = 16
-"""The number of pairs that are predicted in one step. Between two steps, the model serves other requests."""
 
 
 class ServedModel:
@@ -67,6 +58,7 @@ class ServedModel:
         self.id, self.folder, self.checkpoint, self.model = id, folder, checkpoint, model
         self.worker = Worker(id)
         self._lock = Lock()
+        self._training_pairs: TrainingPairs | None = None
 
     @property
     def source_kind(self) -> str:
@@ -81,6 +73,11 @@ class ServedModel:
         except RegardError as error:
             remedy = {TEXT: "Type a text instead.", IMAGE: "Open an image instead."}.get(self.source_kind, "")
             raise DataError(f"There are no examples for this model. {error} {remedy}".rstrip()) from None
+
+    @cached_property
+    def corpus(self) -> CorpusPredictions:
+        """The predictions for these pairs, computed on request. Raise DataError if the pairs cannot be read."""
+        return CorpusPredictions(self.model, self.held_out)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -114,7 +111,7 @@ class ServedModel:
             case ImageSource() if self.source_kind == IMAGE:
                 return decode_image(_decode_base64(source.image), "The image", FORMATS)
             case ExampleSource():
-                split, pairs = self.held_out
+                split, pairs, _ = self.held_out
                 if source.example >= len(pairs):
                     raise ConfigError(
                         f"source.example: the {split} set has {quantity(len(pairs), 'pair')}, counted from 0."
@@ -180,10 +177,34 @@ class ServedModel:
             report({"result": {"tokens": attribution.tokens, **attribution.document}})
         report({"progress": 1.0})
 
+    def find_neighbors(self, request: NeighborsRequest) -> Generator[dict[str, Any], None, None]:
+        """Yield the progress of the preparation of the training pairs, which is done once, and the nearest of them."""
+        source = self.read_source(request.source)
+        while (share := self._prepare_training_pairs()) is not None:
+            yield {"progress": share}
+        assert self._training_pairs is not None
+        yield {"result": self._training_pairs.find(source, request.tokens)}
+
+    def _prepare_training_pairs(self) -> float | None:
+        """Do a part of the preparation. Return the share that is done; None if it is complete."""
+        if self._training_pairs is None:
+            self._training_pairs = TrainingPairs(self.model, self._read_training_pairs())
+        try:
+            return self._training_pairs.advance()
+        except BaseException:
+            self._training_pairs = None
+            raise
+
+    def _read_training_pairs(self) -> Iterator[tuple[RawSource, str]]:
+        try:
+            yield from load_corpus(self.folder.settings().data).train
+        except RegardError as error:
+            raise DataError(f"The training pairs of this model cannot be read. {error}") from None
+
     def _describe_examples(self) -> dict[str, Any]:
         """Return the split of the examples (None if it cannot be read), and the first examples if they are texts."""
         try:
-            split, pairs = read_held_out(self.folder, MAX_EXAMPLES)
+            split, pairs, _ = read_held_out(self.folder, MAX_EXAMPLES)
         except RegardError:
             return {"split": None, "examples": []}
         texts = pairs.sources if self.source_kind == TEXT else []
@@ -228,53 +249,6 @@ def load_models(paths: Sequence[str], *, accept_changes: bool = False) -> list[S
         ServedModel(str(index), folder, checkpoint, Model.from_checkpoint(folder, checkpoint))
         for index, (folder, checkpoint) in enumerate(located)
     ]
-
-
-def predict_rows(model: Model, pairs: Pairs, search: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-    """Yield the number of pairs, then rows with the progress after each batch."""
-    yield {"total": len(pairs)}
-    for first in range(0, len(pairs), BATCH):
-        rows = slice(first, first + BATCH)
-        predictions = model.predict(pairs.sources[rows], first_index=first, **search)
-        for index, (prediction, target) in enumerate(zip(predictions, pairs.targets[rows], strict=True), first):
-            yield {"row": describe_row(index, prediction, pairs.sources[index], target)}
-        yield {"progress": min(1.0, (first + BATCH) / len(pairs))}
-
-
-def describe_row(index: int, prediction: Prediction, source: RawSource, target: str) -> dict[str, Any]:
-    """Return a row of the table. `index` is that of the pair in its split."""
-    weights_TS = prediction.attention
-    return {
-        "index": index,
-        "source": source if isinstance(source, str) else _name(source, index),
-        "prediction": prediction.text,
-        "reference": target,
-        "score": prediction.score,
-        "length": len(prediction.source_tokens),
-        "entropy": compute_entropy(weights_TS),
-        "coverage": compute_coverage(weights_TS),
-    }
-
-
-def _name(source: RawSource, index: int) -> str:
-    return os.fspath(source) if isinstance(source, os.PathLike) else f"image {index}"
-
-
-def compute_entropy(weights_TS: AttentionWeights) -> float | None:
-    """Return the normalized entropy −Σ a_j log a_j / log S, averaged over the steps that have weight; None if there is
-    no such step, or one slot.
-    """
-    sums_T = weights_TS.sum(-1, dtype=np.float64)
-    if weights_TS.shape[-1] < 2 or not (sums_T > 0).any():
-        return None
-    return float(normalized_entropy(weights_TS[sums_T > 0].astype(np.float64)).mean())
-
-
-def compute_coverage(weights_TS: AttentionWeights) -> float | None:
-    """Return the average over slots of min(1, total weight); None without slots."""
-    if not weights_TS.shape[-1]:
-        return None
-    return float(np.minimum(weights_TS.sum(0, dtype=np.float64), 1).mean())
 
 
 def _decode_base64(text: str) -> bytes:

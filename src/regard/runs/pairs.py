@@ -40,13 +40,16 @@ class HeldOutPairs(NamedTuple):
 
     split: Literal["test", "dev"]
     pairs: Pairs
+    size: int | None = None
+    """The number of pairs in the split, of which `pairs` are the first; None if it was not read completely."""
 
 
 def read_held_out(folder: RunFolder, count: int, unchanged_since: Checkpoint | None = None) -> HeldOutPairs:
     """Read the first pairs of the run's test set, or of its dev set if it has no test set.
 
-    Files are read only up to these pairs. With `unchanged_since`, files from which pairs are held out are read
-    completely. If they have changed since this checkpoint, raise DataError: the pairs could be training pairs now.
+    Files are read only up to these pairs. With `unchanged_since`, they are read completely, and pairs are counted. If
+    files from which pairs are held out have changed since this checkpoint, raise DataError: the pairs could be training
+    pairs now.
     """
     corpus = load_corpus(folder.settings().data)
     splits: tuple[tuple[Literal["test", "dev"], Pairs | Stream | None], ...]
@@ -55,9 +58,11 @@ def read_held_out(folder: RunFolder, count: int, unchanged_since: Checkpoint | N
         first = Pairs.of(islice(pairs or (), count))
         if not len(first):
             continue
-        if unchanged_since and isinstance(pairs, Stream):
+        if unchanged_since is None:
+            return HeldOutPairs(split, first)
+        if isinstance(pairs, Stream):
             _check_unchanged(corpus, unchanged_since, folder, split)
-        return HeldOutPairs(split, first)
+        return HeldOutPairs(split, first, sum(1 for _ in pairs or ()))
     raise DataError(f"{folder.path} was trained without a test set and without a dev set.")
 
 

@@ -85,8 +85,9 @@ export class CorpusView extends View {
       const batch: CorpusRow[] = [];
       let shown = performance.now();
       for await (const part of this.store.client.streamCorpus({ model: this.read }, signal)) {
-        if ("row" in part) batch.push(part.row);
-        if ("progress" in part) this.progress = part.progress;
+        if (!("rows" in part)) continue;
+        batch.push(...part.rows);
+        this.progress = part.progress;
         if (performance.now() - shown < 200) continue;
         shown = performance.now();
         this.rows = [...batch];
