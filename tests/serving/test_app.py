@@ -249,10 +249,11 @@ def test_unknown_paths_and_methods_are_answered_as_json(client: Client) -> None:
 
 
 def test_languages_and_models_are_listed(client: Client) -> None:
-    assert client.get("/languages").json() == [
-        {"code": "en", "name": "English", "targets": ["de"]},
-        {"code": "de", "name": "German", "targets": []},
-    ]
+    for response in (client.get("/languages"), client.post("/languages")):
+        assert response.json() == [
+            {"code": "en", "name": "English", "targets": ["de"]},
+            {"code": "de", "name": "German", "targets": []},
+        ]
     [listed] = client.get("/models").json()
     assert (listed["name"], listed["kind"], listed["source"], listed["target"]) == ("small", "translate", "en", "de")
 

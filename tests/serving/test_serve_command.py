@@ -1,4 +1,4 @@
-"""`regard serve` as a process, and the client of LibreTranslate."""
+"""`regard serve` as a process, and the clients of LibreTranslate."""
 
 import json
 import os
@@ -54,15 +54,21 @@ def wait_for_log(folder: Path, text: str, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_client_of_libretranslate_works_and_sigterm_ends_the_server(small_run: RunFolder, tmp_path: Path) -> None:
-    client = pytest.importorskip("libretranslatepy", reason="run pip install libretranslatepy")
+@pytest.mark.parametrize(
+    ("name", "install"),
+    [("libretranslatepy", "libretranslatepy"), ("argostranslate.apis", "--no-deps argostranslate")],
+)
+def test_a_client_of_libretranslate_works_and_sigterm_ends_the_server(
+    name: str, install: str, small_run: RunFolder, tmp_path: Path
+) -> None:
+    client = pytest.importorskip(name, reason=f"{name} is missing; install it with: pip install {install}")
     model = regard.load(small_run.path, device="cpu")
     search = model.settings.training.validation_search.model_dump()
     with serving(f"en:de={small_run.path}", folder=tmp_path) as (url, process):
         api = client.LibreTranslateAPI(url)
-        assert api.translate(TEXT, "en", "de", timeout=HANG) == model.predict(TEXT, **search).text
-        assert [language["code"] for language in api.languages(timeout=HANG)] == ["en", "de"]
-        assert api.detect("This is a sentence.", timeout=HANG)[0]["language"] == "en"
+        assert api.translate(TEXT, "en", "de") == model.predict(TEXT, **search).text
+        assert [language["code"] for language in api.languages()] == ["en", "de"]
+        assert api.detect("This is a sentence.")[0]["language"] == "en"
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANG) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

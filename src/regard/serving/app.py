@@ -172,6 +172,7 @@ def create_app(options: AppOptions, load: Load = load_catalog) -> FastAPI:
 
 
 @router.get("/languages")
+@router.post("/languages")
 async def list_languages(request: Request) -> Response:
     """List the source languages, with the languages that each is translated to."""
     return _send(_session(request).models.list_languages())
