@@ -79,7 +79,18 @@ def test_characters_without_a_token_are_reported(page: Any, url: str) -> None:
     assert page.locator("#notes").count() == 0
     enter(page, "☃")
     page.wait_for_selector("#notes")
-    assert "“☃” as the unknown token" in page.locator("#notes").inner_text()
+    assert "“☃” as the unknown token" in page.locator("source-bar #notes").inner_text()
+    page.evaluate(LOSE_SERVER)
+    enter(page, "4 juin 2011")
+    page.wait_for_selector("[role=alert]")
+    assert page.locator("#notes").count() == 0
+
+
+def test_a_masked_word_is_not_reported_as_a_character_without_a_token(page: Any, url: str) -> None:
+    open_page(page, url)
+    page.locator("#mask-source").click()
+    page.wait_for_selector("#changes")
+    assert page.locator("#notes").count() == 0
 
 
 def test_a_source_that_is_cut_is_reported(page: Any, tmp_path: Path) -> None:

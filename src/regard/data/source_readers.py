@@ -5,7 +5,7 @@ default is "text".
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from typing import ClassVar, final
@@ -58,8 +58,12 @@ class TextItem(SourceItem):
     def unknown(self) -> list[str]:
         if UNKNOWN not in self.ids:
             return []
-        parts = (part for part, token in zip(self._spelled, self.ids, strict=True) if token == UNKNOWN)
-        return list(dict.fromkeys(parts))
+        spans = (span for span, token in zip(self.offsets, self.ids, strict=True) if token == UNKNOWN)
+        return list(dict.fromkeys(self.text[slice(*span)] for span in spans if not self.is_masked(span)))
+
+    def is_masked(self, span: Span) -> bool:
+        """Whether the token at this span is replaced with the unknown token."""
+        return any(start < span[1] and span[0] < end for start, end in self.masked)
 
     @property
     def tokens(self) -> list[str]:
@@ -126,10 +130,9 @@ class TextReader(SourceReader):
         del layout
         text, masked = edit.apply(EditedText(item.text, item.masked), _find_part(item, edit))
         [read] = self.read([text])
-        tokens = read.tokenized
-        hidden = [any(start < span[1] and span[0] < end for span in masked) for start, end in tokens.offsets]
-        ids = [UNKNOWN if is_hidden else token for token, is_hidden in zip(tokens.ids, hidden, strict=True)]
-        return TextItem(text, ids, self.tokenizer, masked)
+        edited = replace(read, masked=masked)
+        ids = [UNKNOWN if edited.is_masked(span) else token for span, token in zip(read.offsets, read.ids, strict=True)]
+        return replace(edited, ids=ids)
 
     def collate(self, items: Sequence[TextItem]) -> Tokens:
         return pad([item.ids for item in items])

@@ -7,7 +7,6 @@ import { applyTheme, isDark, setTheme } from "../palette.js";
 import { TAB_NAMES, TABS, type Tab } from "../state.js";
 import { Store } from "../store.js";
 import { shared } from "../styles.js";
-import { describeReading } from "../trace.js";
 import { StoreElement, type View } from "./base.js";
 import "./attention-view.js";
 import "./changes-panel.js";
@@ -50,9 +49,9 @@ export class ExplorerApp extends StoreElement {
       .tabs { display: flex; gap: 2px; border-bottom: 1px solid var(--line-strong); margin: var(--space-3) 0; overflow-x: auto; }
       .tabs button { border: 0; background: none; border-radius: 8px 8px 0 0; padding: 8px 16px; color: var(--muted); border-bottom: 3px solid transparent; font-weight: 550; white-space: nowrap; }
       .tabs button[aria-selected="true"] { color: var(--ink); border-bottom-color: var(--accent); }
+      @media (max-width: 700px) { header { padding-bottom: var(--space-2); } .tabs { flex-wrap: wrap; } .tabs button { padding: 6px 12px; } }
       .tabs :focus-visible { outline-offset: -3px; }
-      .failure, .notes { margin-bottom: var(--space-3); }
-      .notes { padding: var(--space-2) var(--space-3); }
+      .failure { margin-bottom: var(--space-3); }
       main { min-height: 300px; transition: opacity 120ms; outline: none; }
       main.loading { opacity: 0.55; }
       .progress { height: 3px; margin-top: calc(-1 * var(--space-3)); margin-bottom: calc(var(--space-3) - 3px); overflow: hidden; }
@@ -141,7 +140,6 @@ export class ExplorerApp extends StoreElement {
       </div>
       <div class="progress">${store.loading ? html`<i></i>` : ""}</div>
       ${store.error ? renderFailure(`${store.error}${store.trace ? " Below is the last result." : ""}`, () => store.retry()) : ""}
-      ${this.renderNotes()}
       ${store.trace?.changes && this.tab !== "compare" ? html`<changes-panel .store=${store}></changes-panel>` : ""}
       <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.exportDialog.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
@@ -170,12 +168,6 @@ export class ExplorerApp extends StoreElement {
     if (models.length < 2) return html`<span class="muted">${models[0]?.name ?? ""}</span>`;
     const change = (event: Event): void => this.store.chooseModel((event.target as HTMLSelectElement).value);
     return html`<label class="field">Model <select id="model" @change=${change}>${models.map((each) => html`<option value=${each.id} ?selected=${each.id === model} ?disabled=${each.id !== model && !this.store.canTrace({ model: each.id, edits: [] })}>${each.name}</option>`)}</select></label>`;
-  }
-
-  /** What the model does not read of the source. */
-  private renderNotes(): TemplateResult | string {
-    const notes = this.store.trace ? describeReading(this.store.trace) : [];
-    return notes.length ? html`<p class="panel notes" id="notes" role="note">${notes.join(" ")}</p>` : "";
   }
 
   private renderView(): TemplateResult {

@@ -5,6 +5,7 @@ import { describeEdits } from "../edits.js";
 import { shared } from "../styles.js";
 import type { Example } from "../state.js";
 import { removeAt } from "../store.js";
+import { describeReading } from "../trace.js";
 import { StoreElement } from "./base.js";
 
 @customElement("source-bar")
@@ -12,20 +13,26 @@ export class SourceBar extends StoreElement {
   static override styles = [
     shared,
     css`
-      form { display: flex; gap: var(--space-2); align-items: stretch; }
+      form { display: flex; flex-wrap: wrap; gap: var(--space-2); align-items: stretch; }
       textarea {
         flex: 1; min-width: 0; resize: none; field-sizing: content; max-height: 6.5em; padding: 9px 14px; font-size: var(--size-3); line-height: 1.35;
         background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px;
       }
+      .note { max-width: none; margin-top: var(--space-2); padding: 4px 14px; border-inline-start: 3px solid var(--accent); background: var(--tint); border-radius: 0 8px 8px 0; }
       .edits { margin-top: var(--space-2); }
       .edit { border-radius: 999px; background: var(--tint); border-color: transparent; min-height: 28px; padding: 2px 12px; font-size: var(--size-1); }
-      .image { flex: 1; display: flex; align-items: center; gap: var(--space-2); padding: 4px 14px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; min-height: 44px; }
+      .image { flex: 1; min-width: 0; display: flex; flex-wrap: wrap; align-items: center; gap: var(--space-2); padding: 4px 14px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; min-height: 44px; }
       .image span { margin-inline-end: auto; font-size: var(--size-3); }
       .file { position: relative; border: 1px solid var(--line-strong); border-radius: 8px; padding: 4px 12px; cursor: pointer; }
       .file:hover { background: var(--hover); }
       .file:focus-within { outline: 2.5px solid var(--accent); outline-offset: 2px; }
       .file input { position: absolute; inset: 0; opacity: 0; cursor: pointer; }
-      select { max-width: 15em; }
+      #examples { flex: 0 1 15em; min-width: 0; }
+      @media (max-width: 860px) {
+        textarea, .image { flex-basis: 100%; }
+        #examples { flex: 1; }
+        #run { margin-inline-start: auto; }
+      }
     `,
   ];
 
@@ -44,6 +51,7 @@ export class SourceBar extends StoreElement {
         ${examples.length > 1 ? this.renderExamples(examples) : ""}
         ${client.isLive ? this.renderRun() : ""}
       </form>
+      ${this.renderReading()}
       ${client.isLive ? "" : html`<p class="muted small" id="saved">A saved page: it shows what was computed. To change the source or the edits, run <code>regard explore</code>.</p>`}
       ${state.edits.length
         ? html`<div class="row edits" role="group" aria-label="Edits">
@@ -54,6 +62,14 @@ export class SourceBar extends StoreElement {
           </div>`
         : ""}
     `;
+  }
+
+  /** What the model does not read of the source. */
+  private renderReading(): TemplateResult | string {
+    const { trace, error } = this.store;
+    // After a failure, the trace is that of another source.
+    const notes = trace && !error ? describeReading(trace) : [];
+    return notes.length ? html`<p class="note small" id="notes" role="note">${notes.join(" ")}</p>` : "";
   }
 
   private renderRun(): TemplateResult {
