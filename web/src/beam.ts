@@ -18,6 +18,8 @@ const FIRST_Y = 34;
 /** Half the width and half the height of a node. */
 export const HALF_WIDTH = 32;
 const HALF_HEIGHT = 11;
+/** The size of the text in a node, in pixels. */
+export const NODE_TEXT = 13;
 
 /** Place the candidates of beam search: a column for each step. */
 export function placeBeam(beam: readonly BeamNode[][], path: readonly number[]): PlacedNode[][] {
@@ -43,32 +45,38 @@ export function findStart(node: PlacedNode): readonly [x: number, y: number] {
   return node.from ? [node.from.x + HALF_WIDTH, node.from.y] : [10, FIRST_Y];
 }
 
+const OUTCOMES: readonly BeamNode["outcome"][] = ["kept", "finished", "pruned"];
+
+function drawNode(surface: Surface, palette: Palette, node: Pick<PlacedNode, "x" | "y" | "outcome">, label: string): void {
+  const [x, y, width, height] = [node.x - HALF_WIDTH, node.y - HALF_HEIGHT, 2 * HALF_WIDTH, 2 * HALF_HEIGHT];
+  const isFinished = node.outcome === "finished";
+  surface.rect(x, y, width, height, isFinished ? palette.accent : palette.background);
+  surface.outline(x, y, width, height, node.outcome === "pruned" ? palette.line : palette.accent, 1.3);
+  const color = { finished: palette.background, pruned: palette.muted, kept: palette.ink }[node.outcome];
+  surface.text(node.x, node.y, fitText(label, NODE_TEXT, width - 6), { size: NODE_TEXT, color, anchor: "middle", bold: isFinished });
+}
+
+/** The tree of beam search, and below it what its boxes mean. */
 export class BeamFigure implements Figure {
   readonly width: number;
   readonly height: number;
 
   constructor(readonly placed: readonly PlacedNode[][]) {
-    ({ width: this.width, height: this.height } = measureBeam(placed));
+    const { width, height } = measureBeam(placed);
+    this.width = width;
+    this.height = height + 2 * HALF_HEIGHT;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
     for (const node of this.placed.flat()) {
       const [x, y] = findStart(node);
       surface.curve(x, y, node.x - HALF_WIDTH, node.y, node.isOnPath ? palette.accent : palette.muted, node.isOnPath ? 2.5 : 1, node.isOnPath ? 1 : 0.5);
     }
     this.placed.forEach((nodes, step) => {
       surface.text(FIRST_X + step * COLUMN, 10, String(step + 1), { size: 11, color: palette.muted, anchor: "middle" });
-      for (const node of nodes) this.drawNode(surface, palette, node);
+      for (const node of nodes) drawNode(surface, palette, node, labelToken(node.token));
     });
-  }
-
-  private drawNode(surface: Surface, palette: Palette, node: PlacedNode): void {
-    const [x, y, width, height] = [node.x - HALF_WIDTH, node.y - HALF_HEIGHT, 2 * HALF_WIDTH, 2 * HALF_HEIGHT];
-    const isFinished = node.outcome === "finished";
-    surface.rect(x, y, width, height, isFinished ? palette.accent : palette.background);
-    surface.outline(x, y, width, height, node.outcome === "pruned" ? palette.line : palette.accent, 1.3);
-    const color = { finished: palette.background, pruned: palette.muted, kept: palette.ink }[node.outcome];
-    surface.text(node.x, node.y, fitText(labelToken(node.token), 13, width - 6), { size: 13, color, anchor: "middle", bold: isFinished });
+    const y = this.height - HALF_HEIGHT - 2;
+    OUTCOMES.forEach((outcome, index) => drawNode(surface, palette, { x: FIRST_X + index * COLUMN, y, outcome }, outcome));
   }
 }

@@ -1,21 +1,16 @@
 /** Figures: what the views draw, and what they export. */
 import { at, type Matrix } from "./arrays.js";
+import { createScale, ScaleFigure, type Colors, type Scale } from "./color-scale.js";
 import { levelOf, type Palette } from "./palette.js";
-import { CanvasSurface, fitText, measureText, ShiftedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
+import { CanvasSurface, fitText, measureText, PlacedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
 import { formatPercent, labelToken, type Axes } from "./trace.js";
 
 export interface Figure {
   width: number;
   height: number;
+  /** Draw the figure on a surface with the background of the palette. */
   draw(surface: Surface, palette: Palette): void;
-  /** Return the figure as papers show it: laid out for a font size in pixels, without marks of the focus and the selection. */
-  forPaper?(fontSize: number): Figure;
 }
-
-const LABEL_SIZE = 13;
-const LONGEST_LABEL = 120;
-const TITLE_HEIGHT = 32;
-const GAP = 24;
 
 /** A cell of a matrix. */
 export interface Cell {
@@ -23,28 +18,82 @@ export interface Cell {
   column: number;
 }
 
-/** Return the level of each weight: from 0 to 1, from 0 to the largest of its row, or from −1 to 1. */
-function quantize(weights: Matrix, colors: "fixed" | "row" | "signed"): Grid {
+/** The space that a figure may take, and what is marked in it. A figure is larger if cells would become invisible. */
+export interface Frame {
+  width: number;
+  height: number;
+  /** The size of the text in pixels; null: it grows with the cells. */
+  fontSize: number | null;
+  focus: Cell | null;
+  selected: readonly number[];
+}
+
+/** Return the frame of a figure on paper, as one of several in a row. It does not depend on the window, and has no marks. */
+export const framePaper = (fontSize: number, count = 1): Frame => ({
+  width: Math.max(640, 320 * count) / count,
+  height: 640,
+  fontSize,
+  focus: null,
+  selected: [],
+});
+
+const GAP = 24;
+/** The width of several figures in a row. */
+const WIDEST_ROW = 1200;
+/** The longest label, relative to the size of its text. */
+const LONGEST_LABEL = 9;
+const [SMALLEST_TEXT, LARGEST_TEXT] = [13, 20];
+
+/** The size of names of axes and of scales, relative to that of labels. */
+const SMALL = 0.85;
+
+/** Return the size of labels that fits the size of cells. */
+const growText = (cell: number): number => Math.max(SMALLEST_TEXT, Math.min(LARGEST_TEXT, 0.45 * cell));
+
+/** Return the level of each weight in the colors of its scale. */
+function quantize(weights: Matrix, colors: Colors, most = 1): Grid {
   const levels = new Uint8Array(weights.rows * weights.columns);
   for (let row = 0; row < weights.rows; row++) {
     const values = weights.row(row);
-    const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : 1;
+    const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : most;
     values.forEach((value, column) => {
-      levels[row * weights.columns + column] = levelOf(colors === "signed" ? (value + 1) / 2 : value / largest);
+      const share = value / largest;
+      levels[row * weights.columns + column] = levelOf(colors === "signed" ? (share + 1) / 2 : share);
     });
   }
   return { rows: weights.rows, columns: weights.columns, levels };
 }
 
-export interface MatrixOptions {
+/** What is above a map: the names of its axes, and its scale at the end of the line. */
+class MapHead {
+  readonly height: number;
+  readonly width: number;
+  private readonly scale: ScaleFigure;
+  private readonly fontSize: number;
+
+  constructor(
+    readonly name: string,
+    scale: Scale,
+    fontSize: number,
+  ) {
+    this.fontSize = SMALL * fontSize;
+    this.scale = new ScaleFigure(scale, this.fontSize);
+    this.height = this.scale.height + 0.6 * fontSize;
+    this.width = measureText(name, this.fontSize) + fontSize + this.scale.width;
+  }
+
+  draw(surface: Surface, palette: Palette, left: number, right: number): void {
+    surface.text(left, 0.75 * this.fontSize, this.name, { size: this.fontSize, color: palette.muted });
+    this.scale.draw(new PlacedSurface(surface, right - this.scale.width, 2), palette);
+  }
+}
+
+export interface MatrixOptions extends Frame {
   weights: Matrix;
   axes: Axes;
-  colors: "fixed" | "row" | "signed";
-  /** The space that the figure may take. It is larger if cells would become invisible. */
-  width: number;
-  height: number;
-  focus: Cell | null;
-  selected: readonly number[];
+  colors: Colors;
+  /** The largest number of the scale; 1 by default. */
+  largest?: number;
 }
 
 /** The matrix of weights: queries down, keys across. */
@@ -58,38 +107,56 @@ export class MatrixFigure implements Figure {
   private readonly rows: string[];
   private readonly columns: string[];
   private readonly isRotated: boolean;
+  private readonly head: MapHead;
+  private readonly fontSize: number;
 
   constructor(readonly options: MatrixOptions) {
     const { weights, axes } = options;
     this.rows = axes.rows.map(labelToken);
     this.columns = axes.columns.map(labelToken);
-    const longest = (labels: string[]): number =>
-      labels.reduce((width, label) => Math.max(width, Math.min(measureText(label, LABEL_SIZE), LONGEST_LABEL)), 0);
-    this.left = Math.max(longest(this.rows) + 14, measureText(`${axes.rowName} ↓`, 11) + 10);
-    const fitting = (options.width - this.left - 12) / Math.max(weights.columns, 1);
-    this.cellWidth = Math.max(2, Math.min(56, fitting));
-    const columnLength = longest(this.columns);
-    this.isRotated = columnLength > this.cellWidth - 2;
-    this.top = (this.isRotated ? columnLength : LABEL_SIZE) + 34;
-    // Rows stay legible while columns are: a long output scrolls.
-    const fittingHeight = (options.height - this.top - 8) / Math.max(weights.rows, 1);
-    this.cellHeight = Math.max(Math.min(20, this.cellWidth), Math.min(40, fittingHeight), 2);
-    this.width = this.left + weights.columns * this.cellWidth + 12;
+    // The space for the cells depends on the size of the labels, which grows with the cells.
+    const { cellWidth, cellHeight } = this.layOut(SMALLEST_TEXT);
+    this.fontSize = options.fontSize ?? growText(Math.min(cellWidth, cellHeight));
+    const layout = this.layOut(this.fontSize);
+    this.head = layout.head;
+    this.left = layout.left;
+    this.top = layout.top;
+    this.isRotated = layout.isRotated;
+    this.cellWidth = layout.cellWidth;
+    this.cellHeight = layout.cellHeight;
+    this.width = this.left + Math.max(weights.columns * this.cellWidth, this.head.width) + 12;
     this.height = this.top + weights.rows * this.cellHeight + 8;
   }
 
+  private layOut(fontSize: number) {
+    const { weights, axes, colors, largest, width, height } = this.options;
+    const head = new MapHead(`${axes.columnName} →`, createScale(colors, largest), fontSize);
+    const longest = (labels: string[]): number =>
+      labels.reduce((most, label) => Math.max(most, Math.min(measureText(label, fontSize), LONGEST_LABEL * fontSize)), 0);
+    const left = Math.max(longest(this.rows), measureText(`${axes.rowName} ↓`, SMALL * fontSize)) + 14;
+    const cellWidth = Math.max(2, Math.min(56, (width - left - 12) / Math.max(weights.columns, 1)));
+    const columnLength = longest(this.columns);
+    const isRotated = columnLength > cellWidth - 2;
+    const top = head.height + (isRotated ? columnLength : fontSize) + 12;
+    // Rows stay legible while columns are: a long output scrolls.
+    const fittingHeight = (height - top - 8) / Math.max(weights.rows, 1);
+    const cellHeight = Math.max(Math.min(1.5 * fontSize, cellWidth), Math.min(40, fittingHeight), 2);
+    return { head, left, top, cellWidth, cellHeight, isRotated };
+  }
+
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
+    this.head.draw(surface, palette, this.left, this.width - 12);
     this.drawCells(surface, palette);
     this.drawLabels(surface, palette);
     this.drawSelection(surface, palette);
   }
 
   private drawCells(surface: Surface, palette: Palette): void {
-    const { weights, colors } = this.options;
-    const ramp = colors === "signed" ? palette.diverging : palette.ramp;
-    const grid = quantize(weights, colors);
-    if (Math.min(this.cellWidth, this.cellHeight) <= 8) {
+    const { weights, colors, largest } = this.options;
+    const ramp = createScale(colors).ramp(palette);
+    const grid = quantize(weights, colors, largest);
+    const cell = Math.min(this.cellWidth, this.cellHeight);
+    if (cell <= 8) {
       const [width, height] = [weights.columns * this.cellWidth, weights.rows * this.cellHeight];
       surface.rect(this.left, this.top, width, height, at(ramp, 0));
       surface.cells(this.left, this.top, width, height, grid, ramp);
@@ -99,31 +166,36 @@ export class MatrixFigure implements Figure {
       const x = this.left + (index % weights.columns) * this.cellWidth;
       const y = this.top + Math.floor(index / weights.columns) * this.cellHeight;
       surface.rect(x, y, this.cellWidth - 1, this.cellHeight - 1, at(ramp, level));
+      // Both signs have the same brightness.
+      if (colors !== "signed" || cell < SMALLEST_TEXT || level > 120) return;
+      const middle = y + this.cellHeight / 2;
+      const end = x + this.cellWidth / 2;
+      surface.line(end - 4, middle, end + 3, middle, level < 50 ? at(ramp, 128) : palette.ink, 1.3);
     });
   }
 
   private drawLabels(surface: Surface, palette: Palette): void {
-    const { axes, focus } = this.options;
-    const every = (size: number): number => Math.max(1, Math.ceil(12 / size));
+    const { fontSize, options: { axes, focus } } = this;
+    const every = (size: number): number => Math.max(1, Math.ceil((0.95 * fontSize) / size));
     const columnStep = every(this.cellWidth);
     const rowStep = every(this.cellHeight);
-    surface.text(this.left, 9, `${axes.columnName} →`, { size: 11, color: palette.muted });
-    surface.text(this.left - 8, this.top - 10, `${axes.rowName} ↓`, { size: 11, color: palette.muted, anchor: "end" });
+    const longest = LONGEST_LABEL * fontSize;
+    surface.text(this.left - 8, this.top - 10, `${axes.rowName} ↓`, { size: SMALL * fontSize, color: palette.muted, anchor: "end" });
     this.columns.forEach((label, column) => {
       const isFocused = focus?.column === column;
       if (column % columnStep && !isFocused) return;
       const x = this.left + (column + 0.5) * this.cellWidth;
-      const style = { size: LABEL_SIZE, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
-      const text = fitText(label, LABEL_SIZE, LONGEST_LABEL);
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
+      const text = fitText(label, fontSize, longest);
       if (this.isRotated) surface.text(x, this.top - 8, text, { ...style, rotate: -90 });
-      else surface.text(x, this.top - 12, text, { ...style, anchor: "middle" });
+      else surface.text(x, this.top - 0.9 * fontSize, text, { ...style, anchor: "middle" });
     });
     this.rows.forEach((label, row) => {
       const isFocused = focus?.row === row;
       if (row % rowStep && !isFocused) return;
       const y = this.top + (row + 0.5) * this.cellHeight;
-      const style = { size: LABEL_SIZE, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
-      surface.text(this.left - 8, y, fitText(label, LABEL_SIZE, LONGEST_LABEL), { ...style, anchor: "end" });
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
+      surface.text(this.left - 8, y, fitText(label, fontSize, longest), { ...style, anchor: "end" });
     });
   }
 
@@ -150,75 +222,103 @@ export class MatrixFigure implements Figure {
   }
 }
 
-export interface LinesOptions {
+export interface LinesOptions extends Frame {
   weights: Matrix;
   axes: Axes;
-  focus: Cell | null;
-  width: number;
+}
+
+
+/** Return the width and the opacity of the line of a weight. */
+const styleLine = (weight: number, fontSize: number): [stroke: number, opacity: number] => [(0.05 + 0.25 * weight) * fontSize, Math.min(1, 0.9 * weight + 0.08)];
+
+/** The legend of lines: some of them, with their weights. */
+class LineScale implements Figure {
+  readonly width: number;
+  readonly height: number;
+
+  constructor(readonly fontSize: number) {
+    this.width = 12.6 * SMALL * fontSize;
+    this.height = 1.2 * fontSize;
+  }
+
+  draw(surface: Surface, palette: Palette): void {
+    const size = SMALL * this.fontSize;
+    [0.1, 0.5, 1].forEach((weight, index) => {
+      const [x, y] = [4.4 * size * index, this.height / 2];
+      surface.line(x, y, x + 1.6 * size, y, palette.accent, ...styleLine(weight, this.fontSize));
+      surface.text(x + 2 * size, y, String(weight), { size, color: palette.muted });
+    });
+  }
 }
 
 /** Curves from keys (left) to queries (right). The opacity of a curve is its weight. */
 export class LinesFigure implements Figure {
   readonly width: number;
   readonly height: number;
-  readonly rowHeight = 26;
+  private readonly fontSize: number;
+  private readonly rowHeight: number;
   private readonly side: number;
+  private readonly top: number;
 
   constructor(readonly options: LinesOptions) {
     const { axes } = options;
-    const longest = [...axes.rows, ...axes.columns].map((token) => measureText(labelToken(token), 15));
-    this.side = Math.min(Math.max(60, ...longest) + 16, 220);
+    this.fontSize = options.fontSize ?? 15;
+    this.rowHeight = 1.75 * this.fontSize;
+    this.top = 4 * this.fontSize;
+    const longest = [...axes.rows, ...axes.columns].map((token) => measureText(labelToken(token), this.fontSize));
+    this.side = Math.min(Math.max(4 * this.fontSize, ...longest) + 16, 15 * this.fontSize);
     this.width = Math.min(options.width, 2 * this.side + 460);
-    this.height = Math.max(axes.rows.length, axes.columns.length) * this.rowHeight + 48;
+    this.height = Math.max(axes.rows.length, axes.columns.length) * this.rowHeight + this.top + 8;
   }
 
   private y(index: number, count: number): number {
     const tallest = Math.max(this.options.axes.rows.length, this.options.axes.columns.length);
-    return 40 + (index + 0.5 + (tallest - count) / 2) * this.rowHeight;
+    return this.top + (index + 0.5 + (tallest - count) / 2) * this.rowHeight;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    const { axes, weights, focus } = this.options;
-    const right = this.width - this.side;
-    surface.rect(0, 0, this.width, this.height, palette.background);
-    surface.text(this.side - 10, 14, axes.columnName, { size: 12, color: palette.muted, anchor: "end" });
-    surface.text(right + 10, 14, axes.rowName, { size: 12, color: palette.muted });
+    const { fontSize, side, options: { axes, weights, focus } } = this;
+    const right = this.width - side;
+    const small = { size: SMALL * fontSize, color: palette.muted };
+    surface.text(side - 10, this.top - fontSize, axes.columnName, { ...small, anchor: "end" });
+    surface.text(right + 10, this.top - fontSize, axes.rowName, small);
+    const scale = new LineScale(fontSize);
+    scale.draw(new PlacedSurface(surface, (this.width - scale.width) / 2, 0), palette);
     for (let row = 0; row < weights.rows; row++) {
       const isDimmed = focus !== null && focus.row !== row;
       weights.row(row).forEach((weight, column) => {
         if (weight < 0.01) return;
-        const opacity = isDimmed ? weight * 0.18 : Math.min(1, weight * 0.9 + 0.05);
+        const [stroke, opacity] = styleLine(weight, fontSize);
         const from = this.y(column, weights.columns);
-        surface.curve(this.side, from, right, this.y(row, weights.rows), palette.accent, 0.75 + 3.5 * weight, opacity);
+        surface.curve(side, from, right, this.y(row, weights.rows), palette.accent, stroke, isDimmed ? weight * 0.18 : opacity);
       });
     }
     axes.columns.forEach((token, column) => {
       const weight = focus ? weights.at(focus.row, column) : 0;
-      const style = { size: 15, color: weight > 0.15 ? palette.accent : palette.ink, bold: weight > 0.15 };
-      surface.text(this.side - 10, this.y(column, weights.columns), fitText(labelToken(token), 15, this.side - 14), { ...style, anchor: "end" });
+      const style = { size: fontSize, color: weight > 0.15 ? palette.accent : palette.ink, bold: weight > 0.15 };
+      surface.text(side - 10, this.y(column, weights.columns), fitText(labelToken(token), fontSize, side - 14), { ...style, anchor: "end" });
     });
     axes.rows.forEach((token, row) => {
       const isFocused = focus?.row === row;
-      const style = { size: 15, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
-      surface.text(right + 10, this.y(row, weights.rows), fitText(labelToken(token), 15, this.side - 14), style);
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
+      surface.text(right + 10, this.y(row, weights.rows), fitText(labelToken(token), fontSize, side - 14), style);
     });
   }
 
   find(x: number, y: number): Cell | null {
     const { weights } = this.options;
-    const index = (count: number): number => Math.floor((y - 40) / this.rowHeight - (Math.max(weights.rows, weights.columns) - count) / 2);
+    const index = (count: number): number => Math.floor((y - this.top) / this.rowHeight - (Math.max(weights.rows, weights.columns) - count) / 2);
     const row = index(weights.rows);
     if (row < 0 || row >= weights.rows || x < this.width / 2) return null;
     return { row, column: this.options.focus?.column ?? 0 };
   }
 }
 
-export interface GridOptions {
+export interface GridOptions extends Frame {
   /** Layers × heads. */
   maps: Matrix[][];
+  axes: Axes;
   colors: "fixed" | "row";
-  width: number;
-  focus: Cell;
 }
 
 /** A thumbnail for each layer and head: in its cells, a row is a layer and a column is a head. */
@@ -227,37 +327,46 @@ export class GridFigure implements Figure {
   readonly height: number;
   private readonly tileWidth: number;
   private readonly tileHeight: number;
-  private readonly left = 64;
-  private readonly top = 30;
+  private readonly left: number;
+  private readonly top: number;
   private readonly gap = 14;
+  private readonly fontSize: number;
+  private readonly head: MapHead;
 
   constructor(readonly options: GridOptions) {
-    const heads = Math.max(...options.maps.map((layer) => layer.length));
-    const first = at(at(options.maps, 0), 0);
-    this.tileWidth = Math.max(48, Math.min(230, (options.width - this.left) / heads - this.gap));
+    const { maps, axes, colors, width } = options;
+    const heads = Math.max(...maps.map((layer) => layer.length));
+    const first = at(at(maps, 0), 0);
+    this.fontSize = options.fontSize ?? growText(width / heads / 5);
+    this.head = new MapHead(`${axes.rowName} ↓ ${axes.columnName} →`, createScale(colors), this.fontSize);
+    this.left = measureText(`Layer ${maps.length}`, this.fontSize) + 14;
+    this.top = this.head.height + 2 * this.fontSize;
+    this.tileWidth = Math.max(48, Math.min(230, (width - this.left) / heads - this.gap));
     this.tileHeight = Math.max(36, Math.min(this.tileWidth * (first.rows / first.columns), this.tileWidth * 1.4));
-    this.width = this.left + heads * (this.tileWidth + this.gap);
-    this.height = this.top + options.maps.length * (this.tileHeight + this.gap);
+    this.width = this.left + Math.max(heads * (this.tileWidth + this.gap), this.head.width + this.gap);
+    this.height = this.top + maps.length * (this.tileHeight + this.gap);
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
+    this.head.draw(surface, palette, this.left, this.width - this.gap);
     this.options.maps.forEach((heads, layer) => {
       const { y } = this.place(layer, 0);
-      surface.text(this.left - 12, y + this.tileHeight / 2, `Layer ${layer + 1}`, { size: 12, color: palette.muted, anchor: "end" });
+      const style = { size: this.fontSize, color: palette.muted, anchor: "end" } as const;
+      surface.text(this.left - 12, y + this.tileHeight / 2, `Layer ${layer + 1}`, style);
       heads.forEach((weights, head) => this.drawTile(surface, palette, weights, layer, head));
     });
   }
 
   private drawTile(surface: Surface, palette: Palette, weights: Matrix, layer: number, head: number): void {
+    const { focus, colors } = this.options;
     const { x, y } = this.place(layer, head);
     if (layer === 0) {
-      const style = { size: 12, color: palette.muted, anchor: "middle" } as const;
-      surface.text(x + this.tileWidth / 2, 12, `Head ${head + 1}`, style);
+      const style = { size: this.fontSize, color: palette.muted, anchor: "middle" } as const;
+      surface.text(x + this.tileWidth / 2, this.top - this.fontSize, `Head ${head + 1}`, style);
     }
     surface.rect(x, y, this.tileWidth, this.tileHeight, at(palette.ramp, 0));
-    surface.cells(x, y, this.tileWidth, this.tileHeight, quantize(weights, this.options.colors), palette.ramp);
-    const isFocused = this.options.focus.row === layer && this.options.focus.column === head;
+    surface.cells(x, y, this.tileWidth, this.tileHeight, quantize(weights, colors), palette.ramp);
+    const isFocused = focus?.row === layer && focus.column === head;
     surface.outline(x - 1, y - 1, this.tileWidth + 2, this.tileHeight + 2, isFocused ? palette.accent : palette.line, isFocused ? 3 : 1);
   }
 
@@ -280,75 +389,146 @@ export interface Bar {
 
 /** Horizontal bars with a percentage each. */
 export class BarsFigure implements Figure {
+  readonly width: number;
   readonly height: number;
+  private readonly left: number;
 
   constructor(
     readonly title: string,
     readonly bars: readonly Bar[],
-    readonly width = 480,
+    readonly fontSize: number,
   ) {
-    this.height = 40 + bars.length * 28;
+    this.left = 7 * fontSize;
+    this.width = this.left + 360;
+    this.height = (2.5 + 2 * bars.length) * fontSize;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
-    surface.text(10, 18, this.title, { size: 13, color: palette.muted });
+    const { fontSize: size, left, width } = this;
+    const end = width - 4.5 * size;
+    surface.text(left, size, this.title, { size: SMALL * size, color: palette.muted });
     this.bars.forEach((bar, index) => {
-      const y = 36 + index * 28;
-      surface.text(100, y + 12, fitText(labelToken(bar.label), 14, 90), { size: 14, color: palette.ink, anchor: "end", bold: bar.isChosen });
-      surface.rect(110, y, Math.max(1, bar.value * (this.width - 190)), 22, bar.isChosen ? palette.accent : palette.line);
-      surface.text(this.width - 70, y + 12, formatPercent(bar.value), { size: 13, color: palette.ink });
+      const y = (3 + 2 * index) * size;
+      surface.text(left - 10, y, fitText(labelToken(bar.label), size, left - 14), { size, color: palette.ink, anchor: "end", bold: bar.isChosen });
+      surface.rect(left, y - 0.75 * size, Math.max(1, bar.value * (end - left)), 1.5 * size, bar.isChosen ? palette.accent : palette.line);
+      surface.text(width - 4, y, formatPercent(bar.value), { size: SMALL * size, color: palette.ink, anchor: "end" });
     });
   }
 }
 
-/** Source and output: the probability of each output token is a line under it. */
-export class TextFigure implements Figure {
+export interface AlignmentOptions {
+  source: readonly string[];
+  output: readonly string[];
+  /** The weight of each source token (column) for each output token (row); null without attention. */
+  weights: Matrix | null;
+  /** The probability of each output token. */
+  probabilities: readonly number[];
+  fontSize: number;
+}
+
+/** Source and output as two lines of text. The strength of a line is a weight; the bar below a token is its probability. */
+export class AlignmentFigure implements Figure {
   readonly width: number;
-  readonly height = 130;
+  readonly height: number;
+  private readonly fontSize: number;
+  private readonly left: number;
+  private readonly scale: LineScale;
+
+  constructor(readonly options: AlignmentOptions) {
+    const { source, output, weights, fontSize } = options;
+    this.fontSize = fontSize;
+    this.scale = new LineScale(fontSize);
+    this.left = Math.max(...["source", "output"].map((name) => measureText(name, SMALL * fontSize))) + 1.5 * fontSize;
+    this.width = this.left + Math.max(this.measure(source), this.measure(output), this.scale.width) + 1.5 * fontSize;
+    this.height = (weights ? 13 : 6) * fontSize;
+  }
+
+  private get gap(): number {
+    return 0.8 * this.fontSize;
+  }
+
+  private measure(tokens: readonly string[]): number {
+    return tokens.reduce((sum, token) => sum + measureText(labelToken(token), this.fontSize) + this.gap, -this.gap);
+  }
+
+  /** Return the start and the width of each token of a centered line. */
+  private place(tokens: readonly string[]): [x: number, width: number][] {
+    let x = (this.left + this.width - 1.5 * this.fontSize - this.measure(tokens)) / 2;
+    return tokens.map((token) => {
+      const width = measureText(labelToken(token), this.fontSize);
+      x += width + this.gap;
+      return [x - width - this.gap, width];
+    });
+  }
+
+  draw(surface: Surface, palette: Palette): void {
+    const { fontSize: size, left, options: { source, output, weights, probabilities } } = this;
+    const [from, to] = [this.place(source), this.place(output)];
+    const [top, bottom] = [(weights ? 3 : 1.5) * size, this.height - 2 * size];
+    const name = { size: SMALL * size, color: palette.muted, anchor: "end" } as const;
+    surface.text(left - size, top, "source", name);
+    surface.text(left - size, bottom, "output", name);
+    if (weights) this.scale.draw(new PlacedSurface(surface, left, 0.3 * size), palette);
+    for (const [row, [x, width]] of to.entries()) {
+      from.forEach(([start, extent], column) => {
+        const weight = weights?.at(row, column) ?? 0;
+        if (weight < 0.01) return;
+        surface.curve(start + extent / 2, top + 0.8 * size, x + width / 2, bottom - 0.8 * size, palette.accent, ...styleLine(weight, size), true);
+      });
+      surface.rect(x, bottom + 0.8 * size, width, 0.2 * size, palette.line);
+      surface.rect(x, bottom + 0.8 * size, width * (probabilities[row] ?? 0), 0.2 * size, palette.accent);
+    }
+    source.forEach((token, index) => surface.text(at(from, index)[0], top, labelToken(token), { size, color: palette.ink }));
+    output.forEach((token, index) => surface.text(at(to, index)[0], bottom, labelToken(token), { size, color: palette.ink }));
+  }
+}
+
+/** Figures from left to right, each under its title. Those that do not fit on a page are below. */
+export class FigureRow implements Figure {
+  width = 0;
+  height = 0;
+  private readonly titleHeight: number;
+  private readonly places: (readonly [x: number, y: number])[] = [];
 
   constructor(
-    readonly source: string,
-    readonly tokens: readonly string[],
-    readonly probabilities: readonly number[],
+    readonly parts: readonly (readonly [title: string, figure: Figure])[],
+    readonly fontSize: number,
   ) {
-    const output = tokens.reduce((sum, token) => sum + measureText(labelToken(token), 22) + 6, 0);
-    this.width = Math.min(4000, Math.max(measureText(source, 22), output, 200) + 40);
+    this.titleHeight = 2.2 * fontSize;
+    let [x, y] = [0, 0];
+    for (const [, { width, height }] of parts) {
+      if (x && x + width > WIDEST_ROW) [x, y] = [0, this.height + GAP];
+      this.places.push([x, y]);
+      this.width = Math.max(this.width, x + width);
+      this.height = Math.max(this.height, y + this.titleHeight + height);
+      x += width + GAP;
+    }
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
-    surface.text(20, 34, this.source, { size: 22, color: palette.muted });
-    let x = 20;
-    this.tokens.forEach((token, index) => {
-      const label = labelToken(token);
-      const width = measureText(label, 22);
-      surface.text(x, 84, label, { size: 22, color: palette.ink });
-      surface.rect(x, 102, width, 5, palette.line);
-      surface.rect(x, 102, width * (this.probabilities[index] ?? 0), 5, palette.accent);
-      x += width + 6;
+    this.parts.forEach(([title, figure], index) => {
+      const [x, y] = at(this.places, index);
+      surface.text(x + 4, y + this.titleHeight / 2, fitText(title, this.fontSize, figure.width), { size: this.fontSize, color: palette.ink, bold: true });
+      figure.draw(new PlacedSurface(surface, x, y + this.titleHeight), palette);
     });
   }
 }
 
-/** Several figures in a row, each under its title. */
-export class FigureRow implements Figure {
+/** A figure that was laid out for another size of its text. */
+export class ScaledFigure implements Figure {
   readonly width: number;
   readonly height: number;
 
-  constructor(readonly parts: readonly (readonly [title: string, figure: Figure])[]) {
-    this.width = parts.reduce((sum, [, figure]) => sum + figure.width + GAP, -GAP);
-    this.height = TITLE_HEIGHT + Math.max(...parts.map(([, figure]) => figure.height));
+  constructor(
+    readonly figure: Figure,
+    readonly scale: number,
+  ) {
+    this.width = scale * figure.width;
+    this.height = scale * figure.height;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
-    let left = 0;
-    for (const [title, figure] of this.parts) {
-      surface.text(left + 4, TITLE_HEIGHT / 2, fitText(title, 15, figure.width), { size: 15, color: palette.ink, bold: true });
-      figure.draw(new ShiftedSurface(surface, left, TITLE_HEIGHT), palette);
-      left += figure.width + GAP;
-    }
+    this.figure.draw(new PlacedSurface(surface, 0, 0, this.scale), palette);
   }
 }
 
@@ -367,7 +547,8 @@ export function paint(canvas: HTMLCanvasElement, figure: Figure, palette: Palett
 }
 
 export function renderSvg(figure: Figure, palette: Palette): string {
-  const surface = new SvgSurface();
+  const surface = new SvgSurface(Math.ceil(figure.width), Math.ceil(figure.height));
+  surface.rect(0, 0, surface.width, surface.height, palette.background);
   figure.draw(surface, palette);
-  return surface.finish(figure.width, figure.height);
+  return surface.finish();
 }

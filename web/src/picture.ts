@@ -1,8 +1,9 @@
 /** Pictures of captioners under the weights of a word. */
 import { at, decodeArray, type EncodedArray } from "./arrays.js";
+import { ScaleFigure, type Scale } from "./color-scale.js";
 import type { Figure } from "./figures.js";
 import type { Palette } from "./palette.js";
-import { fitText, type Surface } from "./surface.js";
+import { fitText, PlacedSurface, type Surface } from "./surface.js";
 
 export interface Weighted {
   picture: EncodedArray;
@@ -32,11 +33,19 @@ function createPicture(encoded: EncodedArray): HTMLCanvasElement {
   });
 }
 
+/** How dark a cell without weight is, of 255. */
+const DARKEST = 200;
+
+const SHADES: Scale = {
+  ticks: ["0", "maximum"],
+  ramp: () => Array.from({ length: 256 }, (_, level) => Math.round(255 - DARKEST * (1 - level / 255))).map((gray) => `rgb(${gray},${gray},${gray})`),
+};
+
 /** Darken the cells with small weights. */
 function createShade(weights: Float64Array, rows: number, columns: number): HTMLCanvasElement {
   const largest = Math.max(...weights) || 1;
   return createCanvas(columns, rows, (pixels) => {
-    weights.forEach((weight, cell) => (pixels[4 * cell + 3] = 200 * (1 - weight / largest)));
+    weights.forEach((weight, cell) => (pixels[4 * cell + 3] = DARKEST * (1 - weight / largest)));
   });
 }
 
@@ -65,21 +74,31 @@ export class PicturesFigure implements Figure {
   readonly height: number;
   private readonly tileHeight: number;
 
-  constructor(readonly words: readonly (readonly [word: string, weighted: Weighted])[]) {
-    this.tileHeight = findHeight(at(words, 0)[1].picture, TILE);
+  private readonly top: number;
+  private readonly scale: ScaleFigure | null;
+
+  constructor(
+    readonly words: readonly (readonly [word: string, weighted: Weighted])[],
+    readonly fontSize: number,
+  ) {
+    const [, first] = at(words, 0);
+    this.tileHeight = findHeight(first.picture, TILE);
+    this.scale = first.weights && new ScaleFigure(SHADES, 0.85 * fontSize);
     this.width = 12 + Math.min(COLUMNS, words.length) * (TILE + 12);
-    this.height = 12 + Math.ceil(words.length / COLUMNS) * (this.tileHeight + 40);
+    this.top = 12 + (this.scale ? this.scale.height + fontSize : 0);
+    this.height = this.top + Math.ceil(words.length / COLUMNS) * (this.tileHeight + 2.5 * fontSize);
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
+    const size = this.fontSize;
+    this.scale?.draw(new PlacedSurface(surface, 12, 12), palette);
     this.words.forEach(([word, weighted], index) => {
       const x = 12 + (index % COLUMNS) * (TILE + 12);
-      const y = 12 + Math.floor(index / COLUMNS) * (this.tileHeight + 40);
-      surface.text(x, y + 10, fitText(word, 15, TILE), { size: 15, color: palette.ink, bold: true });
+      const y = this.top + Math.floor(index / COLUMNS) * (this.tileHeight + 2.5 * size);
+      surface.text(x, y + size, fitText(word, size, TILE), { size, color: palette.ink, bold: true });
       const canvas = createCanvas(2 * TILE, 2 * this.tileHeight);
       drawWeighted(canvas.getContext("2d")!, weighted);
-      surface.image(x, y + 24, TILE, this.tileHeight, canvas);
+      surface.image(x, y + 1.8 * size, TILE, this.tileHeight, canvas);
     });
   }
 }

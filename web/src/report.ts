@@ -3,10 +3,10 @@ import { at } from "./arrays.js";
 import type { Series } from "./client.js";
 import type { Figure } from "./figures.js";
 import type { Palette } from "./palette.js";
-import { fitText, measureText, type Surface } from "./surface.js";
+import { fitText, measureText, PlacedSurface, type Surface } from "./surface.js";
 
-const ROW_HEIGHT = 26;
-const WIDEST_COLUMN = 320;
+/** The widest column, and the distance of columns and rows, relative to the size of the text. */
+const [WIDEST_COLUMN, COLUMN_GAP, ROW_HEIGHT] = [23, 1.7, 1.9];
 
 /** A table with a head. Numbers are aligned at their end. */
 export class TableFigure implements Figure {
@@ -17,27 +17,28 @@ export class TableFigure implements Figure {
   constructor(
     readonly head: readonly string[],
     readonly rows: readonly (readonly string[])[],
+    readonly fontSize: number,
   ) {
-    this.widths = head.map((name, column) =>
-      Math.min(WIDEST_COLUMN, [name, ...rows.map((row) => at(row, column))].reduce((width, text) => Math.max(width, measureText(text, 14)), 0)),
-    );
-    this.width = this.widths.reduce((sum, width) => sum + width + 24, 12);
-    this.height = (rows.length + 1) * ROW_HEIGHT + 24;
+    const measure = (texts: readonly string[]): number => texts.reduce((width, text) => Math.max(width, measureText(text, fontSize)), 0);
+    this.widths = head.map((name, column) => Math.min(WIDEST_COLUMN * fontSize, measure([name, ...rows.map((row) => at(row, column))]) * 1.08));
+    this.width = this.widths.reduce((sum, width) => sum + width + COLUMN_GAP * fontSize, 24 - COLUMN_GAP * fontSize);
+    this.height = (rows.length + 1) * ROW_HEIGHT * fontSize + 24;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
+    const { fontSize: size } = this;
+    const rowHeight = ROW_HEIGHT * size;
     [this.head, ...this.rows].forEach((row, index) => {
-      const y = 12 + (index + 0.5) * ROW_HEIGHT;
+      const y = 12 + (index + 0.5) * rowHeight;
       let x = 12;
       row.forEach((text, column) => {
         const width = at(this.widths, column);
-        const style = { size: 14, color: index ? palette.ink : palette.muted, bold: !index };
+        const style = { size, color: index ? palette.ink : palette.muted, bold: !index };
         const isNumber = /^[−\d.%–∞\s]+$/u.test(this.rows[0]?.[column] ?? "");
-        surface.text(isNumber ? x + width : x, y, fitText(text, 14, width), { ...style, anchor: isNumber ? "end" : "start" });
-        x += width + 24;
+        surface.text(isNumber ? x + width : x, y, fitText(text, size, width), { ...style, anchor: isNumber ? "end" : "start" });
+        x += width + COLUMN_GAP * size;
       });
-      surface.line(12, y + ROW_HEIGHT / 2, this.width - 12, y + ROW_HEIGHT / 2, palette.line, 1);
+      surface.line(12, y + rowHeight / 2, this.width - 12, y + rowHeight / 2, palette.line, 1);
     });
   }
 }
@@ -71,41 +72,54 @@ export function scaleCurve(series: Series, width: number, height: number): Curve
   return { name: series.name, points: scaled, firstStep, lastStep, low, high };
 }
 
+const [CURVE_WIDTH, CURVE_HEIGHT] = [320, 120];
+
 /** The facts of a model as lines of text, and its learning curves below. */
 export class ModelFigure implements Figure {
-  readonly width = 900;
+  readonly width: number;
   readonly height: number;
   private readonly curves: Curve[];
+  private readonly cellWidth: number;
+  private readonly cellHeight: number;
+  private readonly top: number;
 
   constructor(
     readonly title: string,
     readonly lines: readonly string[],
     series: readonly Series[],
+    readonly fontSize: number,
   ) {
-    this.curves = series.map((each) => scaleCurve(each, 360, 120)).filter((curve) => curve !== null);
-    this.height = 64 + lines.length * 24 + Math.ceil(this.curves.length / 2) * 190;
+    this.curves = series.map((each) => scaleCurve(each, CURVE_WIDTH, CURVE_HEIGHT)).filter((curve) => curve !== null);
+    this.cellWidth = CURVE_WIDTH + 7 * fontSize;
+    this.cellHeight = CURVE_HEIGHT + 5 * fontSize;
+    this.top = (4 + 1.7 * lines.length) * fontSize;
+    this.width = 2 * this.cellWidth;
+    this.height = this.top + Math.ceil(this.curves.length / 2) * this.cellHeight;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    surface.rect(0, 0, this.width, this.height, palette.background);
-    surface.text(20, 28, this.title, { size: 20, color: palette.ink, bold: true });
-    this.lines.forEach((line, index) => surface.text(20, 60 + index * 24, fitText(line, 14, this.width - 40), { size: 14, color: palette.ink }));
+    const { fontSize: size, width } = this;
+    surface.text(size, 1.5 * size, this.title, { size: 1.3 * size, color: palette.ink, bold: true });
+    this.lines.forEach((line, index) => surface.text(size, (3.5 + 1.7 * index) * size, fitText(line, size, width - 2 * size), { size, color: palette.ink }));
     this.curves.forEach((curve, index) => {
-      this.drawCurve(surface, palette, curve, 70 + (index % 2) * 440, 84 + this.lines.length * 24 + Math.floor(index / 2) * 190);
+      const [left, top] = [(index % 2) * this.cellWidth, this.top + Math.floor(index / 2) * this.cellHeight];
+      this.drawCurve(new PlacedSurface(surface, left + 5 * size, top + 1.5 * size), palette, curve);
     });
   }
 
-  private drawCurve(surface: Surface, palette: Palette, curve: Curve, left: number, top: number): void {
-    const muted = { size: 12, color: palette.muted };
-    surface.text(left, top - 14, curve.name, { size: 14, color: palette.ink, bold: true });
-    surface.line(left, top + 120, left + 360, top + 120, palette.line, 1);
-    surface.text(left - 8, top + 6, formatTick(curve.high), { ...muted, anchor: "end" });
-    surface.text(left - 8, top + 118, formatTick(curve.low), { ...muted, anchor: "end" });
-    surface.text(left, top + 136, String(curve.firstStep), muted);
-    surface.text(left + 360, top + 136, `step ${curve.lastStep}`, { ...muted, anchor: "end" });
-    curve.points.slice(1).forEach(([x, y], index) => {
-      const [fromX, fromY] = at(curve.points, index);
-      surface.line(left + fromX, top + fromY, left + x, top + y, palette.accent, 2);
-    });
+  /** Draw a curve with its name above and the ends of its axes outside. */
+  private drawCurve(surface: Surface, palette: Palette, curve: Curve): void {
+    const { fontSize } = this;
+    const size = 0.85 * fontSize;
+    const muted = { size, color: palette.muted };
+    surface.text(0, -0.8 * fontSize, curve.name, { size: fontSize, color: palette.ink, bold: true });
+    surface.line(0, CURVE_HEIGHT, CURVE_WIDTH, CURVE_HEIGHT, palette.muted, 1);
+    surface.line(0, 0, 0, CURVE_HEIGHT, palette.muted, 1);
+    surface.text(-0.5 * size, 0.5 * size, formatTick(curve.high), { ...muted, anchor: "end" });
+    surface.text(-0.5 * size, CURVE_HEIGHT - 0.4 * size, formatTick(curve.low), { ...muted, anchor: "end" });
+    surface.text(0, CURVE_HEIGHT + size, String(curve.firstStep), muted);
+    surface.text(CURVE_WIDTH / 2, CURVE_HEIGHT + size, "step", { ...muted, anchor: "middle" });
+    surface.text(CURVE_WIDTH, CURVE_HEIGHT + size, String(curve.lastStep), { ...muted, anchor: "end" });
+    curve.points.slice(1).forEach(([x, y], index) => surface.line(...at(curve.points, index), x, y, palette.accent, 2));
   }
 }

@@ -19,8 +19,8 @@ export interface Surface {
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void;
   text(x: number, y: number, text: string, style: TextStyle): void;
   line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity?: number): void;
-  /** A curve that leaves and enters horizontally. */
-  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void;
+  /** A curve that leaves and enters horizontally, or vertically. */
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number, isVertical?: boolean): void;
 }
 
 /** Levels of cells in C order. */
@@ -85,9 +85,8 @@ export class CanvasSurface implements Surface {
     this.stroke(color, stroke, opacity, () => this.context.lineTo(x2, y2), x1, y1);
   }
 
-  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void {
-    const middle = (x1 + x2) / 2;
-    this.stroke(color, stroke, opacity, () => this.context.bezierCurveTo(middle, y1, middle, y2, x2, y2), x1, y1);
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number, isVertical = false): void {
+    this.stroke(color, stroke, opacity, () => this.context.bezierCurveTo(...findControls(x1, y1, x2, y2, isVertical), x2, y2), x1, y1);
   }
 
   private stroke(color: string, width: number, opacity: number, draw: () => void, x: number, y: number): void {
@@ -118,8 +117,22 @@ const escapeText = (text: string): string =>
   text.replace(/[&<>"]/g, (character) => ESCAPES[character as keyof typeof ESCAPES]).replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g, "�");
 const round = (value: number): string => String(Math.round(value * 100) / 100);
 
+/** Return the control points of a curve between two points. */
+function findControls(x1: number, y1: number, x2: number, y2: number, isVertical: boolean): [number, number, number, number] {
+  const [x, y] = [(x1 + x2) / 2, (y1 + y2) / 2];
+  return isVertical ? [x1, y, x2, y] : [x, y1, x, y2];
+}
+
+/** How far the baseline of a text is below its middle, as a share of its size. */
+const BASELINE = 0.35;
+
 export class SvgSurface implements Surface {
   private readonly parts: string[] = [];
+
+  constructor(
+    readonly width: number,
+    readonly height: number,
+  ) {}
 
   rect(x: number, y: number, width: number, height: number, fill: string): void {
     this.parts.push(`<rect ${place(x, y, width, height)} fill="${fill}"/>`);
@@ -131,7 +144,7 @@ export class SvgSurface implements Surface {
       if (!level) return;
       const [row, column] = [Math.floor(index / grid.columns), index % grid.columns];
       // The overlap hides the seams between cells that some programs draw.
-      this.rect(x + column * cellWidth, y + row * cellHeight, cellWidth + 0.1, cellHeight + 0.1, at(colors, level));
+      this.rect(x + column * cellWidth, y + row * cellHeight, cellWidth + 0.3, cellHeight + 0.3, at(colors, level));
     });
   }
 
@@ -145,10 +158,10 @@ export class SvgSurface implements Surface {
 
   text(x: number, y: number, text: string, style: TextStyle): void {
     const rotate = style.rotate ? ` transform="rotate(${style.rotate} ${round(x)} ${round(y)})"` : "";
+    // Few programs read dominant-baseline.
     this.parts.push(
-      `<text x="${round(x)}" y="${round(y)}" font-size="${style.size}" fill="${style.color}" ` +
-        `text-anchor="${style.anchor ?? "start"}" dominant-baseline="central" xml:space="preserve"` +
-        `${style.bold ? ' font-weight="600"' : ""}${rotate}>${escapeText(text)}</text>`,
+      `<text x="${round(x)}" y="${round(y + BASELINE * style.size)}" font-size="${round(style.size)}" fill="${style.color}" ` +
+        `text-anchor="${style.anchor ?? "start"}" xml:space="preserve"${style.bold ? ' font-weight="600"' : ""}${rotate}>${escapeText(text)}</text>`,
     );
   }
 
@@ -156,10 +169,9 @@ export class SvgSurface implements Surface {
     this.path(`M${round(x1)} ${round(y1)}L${round(x2)} ${round(y2)}`, color, stroke, opacity);
   }
 
-  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void {
-    const middle = round((x1 + x2) / 2);
-    const control = `C${middle} ${round(y1)} ${middle} ${round(y2)} ${round(x2)} ${round(y2)}`;
-    this.path(`M${round(x1)} ${round(y1)}${control}`, color, stroke, opacity);
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number, isVertical = false): void {
+    const points = [...findControls(x1, y1, x2, y2, isVertical), x2, y2].map(round);
+    this.path(`M${round(x1)} ${round(y1)}C${points.join(" ")}`, color, stroke, opacity);
   }
 
   private path(path: string, color: string, stroke: number, opacity: number): void {
@@ -168,47 +180,56 @@ export class SvgSurface implements Surface {
     );
   }
 
-  finish(width: number, height: number): string {
-    const size = `width="${Math.ceil(width)}" height="${Math.ceil(height)}" viewBox="0 0 ${Math.ceil(width)} ${Math.ceil(height)}"`;
+  finish(): string {
+    const size = `width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}"`;
     const font = escapeText(FONT);
     return `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="${font}">${this.parts.join("")}</svg>\n`;
   }
 }
 
-/** A surface with another origin. */
-export class ShiftedSurface implements Surface {
+/** A part of a surface, with its own origin and scale. */
+export class PlacedSurface implements Surface {
   constructor(
     private readonly surface: Surface,
     private readonly left: number,
     private readonly top: number,
+    private readonly scale = 1,
   ) {}
 
+  private x(value: number): number {
+    return this.left + value * this.scale;
+  }
+
+  private y(value: number): number {
+    return this.top + value * this.scale;
+  }
+
   rect(x: number, y: number, width: number, height: number, fill: string): void {
-    this.surface.rect(x + this.left, y + this.top, width, height, fill);
+    this.surface.rect(this.x(x), this.y(y), width * this.scale, height * this.scale, fill);
   }
 
   cells(x: number, y: number, width: number, height: number, grid: Grid, colors: readonly string[]): void {
-    this.surface.cells(x + this.left, y + this.top, width, height, grid, colors);
+    this.surface.cells(this.x(x), this.y(y), width * this.scale, height * this.scale, grid, colors);
   }
 
   image(x: number, y: number, width: number, height: number, image: HTMLCanvasElement): void {
-    this.surface.image(x + this.left, y + this.top, width, height, image);
+    this.surface.image(this.x(x), this.y(y), width * this.scale, height * this.scale, image);
   }
 
   outline(x: number, y: number, width: number, height: number, color: string, stroke: number): void {
-    this.surface.outline(x + this.left, y + this.top, width, height, color, stroke);
+    this.surface.outline(this.x(x), this.y(y), width * this.scale, height * this.scale, color, stroke * this.scale);
   }
 
   text(x: number, y: number, text: string, style: TextStyle): void {
-    this.surface.text(x + this.left, y + this.top, text, style);
+    this.surface.text(this.x(x), this.y(y), text, { ...style, size: style.size * this.scale });
   }
 
   line(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity?: number): void {
-    this.surface.line(x1 + this.left, y1 + this.top, x2 + this.left, y2 + this.top, color, stroke, opacity);
+    this.surface.line(this.x(x1), this.y(y1), this.x(x2), this.y(y2), color, stroke * this.scale, opacity);
   }
 
-  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number): void {
-    this.surface.curve(x1 + this.left, y1 + this.top, x2 + this.left, y2 + this.top, color, stroke, opacity);
+  curve(x1: number, y1: number, x2: number, y2: number, color: string, stroke: number, opacity: number, isVertical?: boolean): void {
+    this.surface.curve(this.x(x1), this.y(y1), this.x(x2), this.y(y2), color, stroke * this.scale, opacity, isVertical);
   }
 }
 

@@ -3,12 +3,12 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { addScaled, at, atMost, Matrix } from "../arrays.js";
 import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
-import { FigureRow, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure } from "../figures.js";
+import { FigureRow, framePaper, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure, type Frame } from "../figures.js";
 import { colorOf, currentPalette, isDark } from "../palette.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import type { ColorScale, ViewName } from "../state.js";
 import { shared } from "../styles.js";
-import { findLayers, formatPercent, labelToken, readHeads, type Edit } from "../trace.js";
+import { findLayers, formatPercent, labelToken, readHeads, ROLE_NAMES, type Edit } from "../trace.js";
 import { listTokens } from "../words.js";
 import "./attribution-panel.js";
 import type { AttributionPanel } from "./attribution-panel.js";
@@ -57,12 +57,15 @@ export class AttentionView extends View {
     return [...new Set(this.store.state.rows.map((row) => findSpan(map.rowSpans, row)))];
   }
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     const map = this.store.map;
-    const scores = this.panel?.figure ?? null;
-    if (!map || !map.weights.rows) return scores;
-    const weights = this.createFigure(map);
-    return scores ? new FigureRow([[map.title, weights], [METHOD_NAMES[this.method as Method], scores]]) : weights;
+    const frame = framePaper(fontSize, this.method ? 2 : 1);
+    const scores = this.panel?.createFigure(frame);
+    const parts: [string, Figure][] = [];
+    const title = this.store.state.view === "grid" ? ROLE_NAMES[this.store.state.role] : map?.title;
+    if (map?.weights.rows) parts.push([title!, this.createFigure(map, frame)]);
+    if (scores) parts.push([METHOD_NAMES[this.method as Method], scores]);
+    return parts.length ? new FigureRow(parts, fontSize) : null;
   }
 
   override get data(): unknown {
@@ -86,14 +89,17 @@ export class AttentionView extends View {
     return store.client.isLive ? METHODS : METHODS.filter((method) => store.attributions.has(JSON.stringify(store.describeAttribution(method))));
   }
 
-  private createFigure(map: SelectedMap): CellFigure {
-    const width = Math.max(280, this.measureWidth(".plot", 900) - 42);
-    const height = Math.max(300, innerHeight - 300);
+  private createFigure(map: SelectedMap, frame: Frame): CellFigure {
     const { weights, axes } = map;
     const { view, colors } = this.store.state;
-    if (view === "lines") return new LinesFigure({ weights, axes, focus: this.cell, width });
-    if (view !== "grid") return new MatrixFigure({ weights, axes, colors, width, height, focus: this.cell, selected: this.selected });
-    return new GridFigure({ maps: this.heads, colors, width, focus: this.tile });
+    if (view === "lines") return new LinesFigure({ ...frame, weights, axes });
+    return view === "grid" ? new GridFigure({ ...frame, maps: this.heads, axes, colors }) : new MatrixFigure({ ...frame, weights, axes, colors });
+  }
+
+  private get frame(): Frame {
+    const width = Math.max(280, this.measureWidth(".plot", 900) - 42);
+    const height = Math.max(300, innerHeight - 300);
+    return { width, height, fontSize: null, focus: this.store.state.view === "grid" ? this.tile : this.cell, selected: this.selected };
   }
 
   private get heads(): Matrix[][] {
@@ -170,7 +176,7 @@ export class AttentionView extends View {
       ? { rows: this.heads.length, columns: at(this.heads, 0).length }
       : { rows: map.weights.rows, columns: map.weights.columns };
     return html`<canvas-figure
-      .figure=${this.createFigure(map)}
+      .figure=${this.createFigure(map, this.frame)}
       .focused=${isGrid ? this.tile : this.cell}
       .size=${size}
       label=${map.title}

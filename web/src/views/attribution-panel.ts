@@ -2,7 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, property, state } from "lit/decorators.js";
 import { METHOD_MEANINGS, METHOD_NAMES, METHODS, selectScores, type Attribution, type Method } from "../attribution.js";
-import { MatrixFigure, type Cell } from "../figures.js";
+import { MatrixFigure, type Cell, type Frame } from "../figures.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { formatNumber } from "../trace.js";
@@ -87,15 +87,16 @@ export class AttributionPanel extends View {
     return attribution && this.store.trace ? selectScores(attribution, this.store.trace, this.store.words) : null;
   }
 
-  override get figure(): MatrixFigure | null {
+  /** Return the matrix of the scores; null before they are computed. */
+  createFigure(frame: Frame): MatrixFigure | null {
     const { map } = this;
-    return map && this.createFigure(map);
+    return map && new MatrixFigure({ ...frame, weights: map.weights, axes: map.axes, colors: "signed" });
   }
 
-  private createFigure(map: SelectedMap): MatrixFigure {
+  private frame(map: SelectedMap): Frame {
     const width = Math.max(240, this.measureWidth(".plot", 500) - 42);
     const height = Math.max(300, innerHeight - 300);
-    return new MatrixFigure({ weights: map.weights, axes: map.axes, colors: "signed", width, height, focus: this.focusIn(map), selected: [] });
+    return { width, height, fontSize: null, focus: this.focusIn(map), selected: [] };
   }
 
   private focusIn(map: SelectedMap): Cell {
@@ -116,7 +117,7 @@ export class AttributionPanel extends View {
     const focus = this.focusIn(map);
     const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);
     return html`
-      <canvas-figure .figure=${this.createFigure(map)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
+      <canvas-figure .figure=${this.createFigure(this.frame(map))} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${map.title} description="Arrow keys move in both matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
       <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row.

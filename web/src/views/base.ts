@@ -87,8 +87,8 @@ export abstract class View extends StoreElement {
     this.dispatchEvent(new Event("drawn", { bubbles: true, composed: true }));
   }
 
-  /** What PNG and SVG export; null if the view has no drawing. */
-  get figure(): Figure | null {
+  /** Return what PNG and SVG export, with this size of text in pixels; null if the view has no drawing. */
+  createPaperFigure(_fontSize: number): Figure | null {
     return null;
   }
 

@@ -2,7 +2,8 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { Matrix } from "../arrays.js";
-import { FigureRow, MatrixFigure, type Cell, type Figure } from "../figures.js";
+import type { Colors } from "../color-scale.js";
+import { FigureRow, framePaper, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import type { TraceRequest } from "../requests.js";
 import { labelCell, selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
@@ -13,8 +14,6 @@ import type { CellEvent } from "./canvas-figure.js";
 import { renderMapControls } from "./controls.js";
 
 const ORIGINAL = "original";
-
-type PaneColors = "fixed" | "row" | "signed";
 
 @customElement("compare-view")
 export class CompareView extends View {
@@ -83,9 +82,11 @@ export class CompareView extends View {
     return { ...right, weights, axes: { ...right.axes, rows: names }, title: "Difference" };
   }
 
-  override get figure(): Figure | null {
-    const parts = this.panes.map(([name, map, colors]) => [name, this.createFigure(map, colors)] as const);
-    return parts.length ? new FigureRow(parts) : null;
+  override createPaperFigure(fontSize: number): Figure | null {
+    const { panes } = this;
+    const frame = framePaper(fontSize, panes.length);
+    const parts = panes.map(([name, { weights, axes }, colors]) => [name, new MatrixFigure({ ...frame, weights, axes, colors })] as const);
+    return parts.length ? new FigureRow(parts, fontSize) : null;
   }
 
   override get data(): unknown {
@@ -93,21 +94,21 @@ export class CompareView extends View {
   }
 
   /** The matrices: before, after, and their difference. */
-  private get panes(): [name: string, map: SelectedMap, colors: PaneColors][] {
+  private get panes(): [name: string, map: SelectedMap, colors: Colors][] {
     const { trace, store: { model, state: { colors, edits } } } = this;
     if (!trace || !this.choices.length) return [];
     const name = this.choices.find(([id]) => id === this.choice)![1];
-    const panes: [string, SelectedMap | null, PaneColors][] = [
+    const panes: [string, SelectedMap | null, Colors][] = [
       [this.choice === ORIGINAL ? "Without edits" : name, this.other && this.select(this.other), colors],
       [edits.length ? "With edits" : (model?.name ?? ""), this.select(trace), colors],
       ["Difference", this.difference, "signed"],
     ];
-    return panes.filter((pane): pane is [string, SelectedMap, PaneColors] => Boolean(pane[1]?.weights.rows));
+    return panes.filter((pane): pane is [string, SelectedMap, Colors] => Boolean(pane[1]?.weights.rows));
   }
 
-  private createFigure(map: SelectedMap, colors: PaneColors): MatrixFigure {
+  private createFigure(map: SelectedMap, colors: Colors): MatrixFigure {
     const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
-    return new MatrixFigure({ weights: map.weights, axes: map.axes, colors, width, height: 420, focus: this.focusIn(map), selected: [] });
+    return new MatrixFigure({ weights: map.weights, axes: map.axes, colors, width, height: 420, fontSize: null, focus: this.focusIn(map), selected: [] });
   }
 
   private focusIn(map: SelectedMap): Cell {
@@ -153,7 +154,7 @@ export class CompareView extends View {
     </section>`;
   }
 
-  private renderPane(name: string, map: SelectedMap, colors: PaneColors): TemplateResult {
+  private renderPane(name: string, map: SelectedMap, colors: Colors): TemplateResult {
     const focus = this.focusIn(map);
     const value = map.weights.rows ? map.weights.at(focus.row, focus.column) : 0;
     const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);

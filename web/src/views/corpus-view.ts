@@ -60,10 +60,10 @@ export class CorpusView extends View {
     return this.store.state.sort.startsWith("-");
   }
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     if (!this.rows.length) return null;
     const head = ["Source", "Prediction", "Reference", ...COLUMNS.map(([, name]) => name)];
-    return new TableFigure(head, this.sorted.slice(0, MOST_DRAWN).map(listCells));
+    return new TableFigure(head, this.sorted.slice(0, MOST_DRAWN).map(listCells), fontSize);
   }
 
   /** A link to a sorted corpus predicts it again. */

@@ -53,13 +53,13 @@ export class EquationView extends View {
   @state() private loaded: TraceDocument | null = null;
   private readonly checks = new WeakMap<AttentionEntry, number>();
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     const part = this.computed;
     if (!part) return null;
     const { weights } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);
     const columns = this.axes(part).columns;
     const bars = [...weights].map((value, slot) => ({ label: columns[slot] ?? "", value, isChosen: value === Math.max(...weights) }));
-    return new BarsFigure(`${part.mechanism.equation}; step ${part.step + 1}, head ${part.head + 1}`, bars);
+    return new BarsFigure(`${part.mechanism.equation}; step ${part.step + 1}, head ${part.head + 1}`, bars, fontSize);
   }
 
   override get data(): unknown {
@@ -228,8 +228,8 @@ export class EquationView extends View {
       if (!table) continue;
       const largest = table.data.reduce((best, value) => Math.max(best, Math.abs(value)), 0) || 1;
       const axes = { rows: columns.slice(0, table.rows), columns: Array.from({ length: table.columns }, () => ""), rowName: "slot", columnName: `${table.columns} units` };
-      const options = { axes, colors: "signed", width: 340, height: 200, focus: null, selected: [] } as const;
-      paint(canvas, new MatrixFigure({ ...options, weights: table.map((value) => value / largest) }), currentPalette());
+      const options = { axes, colors: "signed", width: 340, height: 200, fontSize: null, focus: null, selected: [] } as const;
+      paint(canvas, new MatrixFigure({ ...options, weights: table, largest }), currentPalette());
     }
   }
 }

@@ -49,10 +49,6 @@ export class ExportDialog extends StoreElement {
     this.dialog.showModal();
   }
 
-  private get figure(): Figure | null {
-    return this.view?.figure ?? null;
-  }
-
   protected override render(): TemplateResult {
     return html`<dialog aria-labelledby="title">
       <div class="row head"><h2 id="title">Export</h2><button type="button" class="quiet" id="close" @click=${() => this.dialog.close()}>Close</button></div>
@@ -66,15 +62,15 @@ export class ExportDialog extends StoreElement {
   }
 
   private renderFigure(): TemplateResult {
-    const { figure } = this;
+    const hasFigure = Boolean(this.view?.createPaperFigure(SMALLEST));
     return html`<section aria-label="Figure">
       <h3>Figure of this tab</h3>
       <div class="row">
         <label class="field">Font size <input type="number" id="font-size" min=${SMALLEST} max=${LARGEST} value="14" /></label>
         <label class="field">PNG resolution <select id="scale"><option value="2">2×</option><option value="3" selected>3×</option></select></label>
-        ${this.renderButton("png", "PNG", figure !== null)} ${this.renderButton("svg", "SVG", figure !== null)}
+        ${this.renderButton("png", "PNG", hasFigure)} ${this.renderButton("svg", "SVG", hasFigure)}
       </div>
-      <p class="muted small">${figure ? "On white, without the cursor. SVG keeps text as text." : "This view has no drawing."}</p>
+      <p class="muted small">${hasFigure ? "On white, with names of axes and a color scale, without the cursor. SVG keeps text as text." : "This view has no drawing."}</p>
     </section>`;
   }
 
@@ -175,9 +171,7 @@ export class ExportDialog extends StoreElement {
   }
 
   private get paperFigure(): Figure {
-    const figure = this.figure!;
-    const size = Math.max(SMALLEST, Math.min(LARGEST, Number(this.read("#font-size")) || 14));
-    return figure.forPaper?.(size) ?? figure;
+    return this.view!.createPaperFigure(Math.max(SMALLEST, Math.min(LARGEST, Number(this.read("#font-size")) || 14)))!;
   }
 
   private createPage(): Promise<Blob> {

@@ -51,14 +51,14 @@ export class ImageView extends View {
     return { picture: trace.source.picture, grid: trace.source.grid, weights, isSmooth: smooth };
   }
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     const { trace, state: { hypothesis } } = this.store;
     const tokens = trace?.hypotheses[hypothesis]?.tokens ?? [];
     const words = tokens.length
       ? tokens.map((token, row) => [joinWord([token]), this.weigh(this.readRow(row))] as const)
       : [["The caption is empty", this.weigh(null)] as const];
     const drawn = words.filter((each): each is readonly [string, Weighted] => each[1] !== null);
-    return drawn.length ? new PicturesFigure(drawn) : null;
+    return drawn.length ? new PicturesFigure(drawn, fontSize) : null;
   }
 
   protected override render(): TemplateResult {

@@ -31,12 +31,12 @@ export class ModelView extends View {
     return this.cards[this.store.state.model];
   }
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     const { model } = this.store;
     if (!model || !this.card) return null;
     const facts = [...this.listFacts(model)].map(([name, value]) => `${name}: ${value}`);
     const attentions = model.attentions.map((each) => `${nameAttention(each)}: ${each.equation}`);
-    return new ModelFigure(model.name, [model.architecture, facts.join(", "), ...new Set(attentions)], this.card.curves ?? []);
+    return new ModelFigure(model.name, [model.architecture, facts.join(", "), ...new Set(attentions)], this.card.curves ?? [], fontSize);
   }
 
   private listFacts(model: ModelSummary): [name: string, value: string][] {

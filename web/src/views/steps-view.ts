@@ -2,8 +2,8 @@
 import { css, html, svg, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { at } from "../arrays.js";
-import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_WIDTH, measureBeam, placeBeam, type PlacedNode } from "../beam.js";
-import { BarsFigure, FigureRow, type Figure } from "../figures.js";
+import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_WIDTH, measureBeam, NODE_TEXT, placeBeam, type PlacedNode } from "../beam.js";
+import { BarsFigure, FigureRow, ScaledFigure, type Figure } from "../figures.js";
 import { shared } from "../styles.js";
 import { formatNumber, formatPercent, labelToken, toProbability, type Step } from "../trace.js";
 import { View } from "./base.js";
@@ -61,13 +61,14 @@ export class StepsView extends View {
     return Math.min(this.store.state.row, this.steps.length - 1);
   }
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     const step = this.steps[this.index];
     if (!step) return null;
     const bars = step.top.map((each) => ({ label: each.token, value: toProbability(each.log_prob), isChosen: each.id === step.id }));
-    const figure = new BarsFigure("most likely tokens", bars);
+    const parts: [string, Figure][] = [[`Step ${this.index + 1}`, new BarsFigure("probability", bars, fontSize)]];
     const { placed } = this;
-    return placed ? new FigureRow([[`Step ${this.index + 1}`, figure], ["Beam search", new BeamFigure(placed)]]) : figure;
+    if (placed) parts.push(["Beam search", new ScaledFigure(new BeamFigure(placed), fontSize / NODE_TEXT)]);
+    return new FigureRow(parts, fontSize);
   }
 
   /** The tree of beam search; null for greedy search. */

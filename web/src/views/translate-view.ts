@@ -1,8 +1,8 @@
 /** The tab Translate: source and output side by side. An output token lights up the source tokens that it attends to. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import { at } from "../arrays.js";
-import { TextFigure, type Figure } from "../figures.js";
+import { at, type Matrix } from "../arrays.js";
+import { AlignmentFigure, type Figure } from "../figures.js";
 import { selectMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { describeHypothesis, findLayers, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
@@ -45,13 +45,12 @@ export class TranslateView extends View {
   /** The output token under the pointer. */
   @state() private hovered: number | null = null;
 
-  override get figure(): Figure | null {
+  override createPaperFigure(fontSize: number): Figure | null {
     const { trace, state: { hypothesis } } = this.store;
     const output = trace?.hypotheses[hypothesis];
     if (!trace || !output) return null;
-    const { tokens } = output;
-    const probabilities = tokens.map((_, index) => this.findProbability(index));
-    return new TextFigure(trace.source.text, tokens, probabilities);
+    const probabilities = output.tokens.map((_, index) => this.findProbability(index));
+    return new AlignmentFigure({ source: nameSlots(trace), output: output.tokens, weights: this.weights, probabilities, fontSize });
   }
 
   /** A step of the output; undefined if the document contains weights only. */
@@ -89,7 +88,7 @@ export class TranslateView extends View {
     `;
   }
 
-  private get weights(): { at(row: number, slot: number): number } | null {
+  private get weights(): Matrix | null {
     const { trace, state: { hypothesis } } = this.store;
     const layers = findLayers(trace!, "cross", hypothesis);
     if (!layers.length) return null;
