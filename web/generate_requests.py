@@ -18,7 +18,7 @@ REQUESTS = (
     schemas.MetricsRequest,
     schemas.NeighborsRequest,
 )
-LIMITS = ("MAX_TEXT", "MAX_BEAM")
+LIMITS = ("MAX_TEXT", "MAX_BEAM", "MAX_ROWS")
 """The limits that the page also applies."""
 
 

@@ -52,6 +52,16 @@ def model(small_run: RunFolder) -> regard.Model:
     return regard.load(small_run.path)
 
 
+def test_the_confidence_of_a_row_is_the_average_probability_of_its_tokens(model: regard.Model) -> None:
+    [prediction] = model.predict(["3 mai 2009"])
+    held_out = HeldOutPairs("test", Pairs(["3 mai 2009"], ["x"]), 1)
+    _, part = CorpusPredictions(model, held_out).stream(1, {})
+    [steps] = model.trace("3 mai 2009").document["steps"]
+    log_probs = [step["log_prob"] for step in steps]
+    assert not prediction.truncated
+    assert part["rows"][0]["confidence"] == pytest.approx(np.exp(np.mean(log_probs)), rel=1e-3)
+
+
 def test_models_of_one_test_set_have_the_same_pairs(app: FastAPI) -> None:
     heads = [stream(app, "/api/corpus", model=model, limit=2)[0] for model in (GRU, TRANSFORMER, CAPTIONER)]
     assert heads[0] == heads[1]

@@ -1,7 +1,7 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
 import { at } from "./arrays.js";
 import type { Attribution } from "./attribution.js";
-import type { AttributionRequest, CorpusRequest, TraceRequest } from "./requests.js";
+import type { AttributionRequest, CorpusRequest, MetricsRequest, TraceRequest } from "./requests.js";
 import type { Example } from "./state.js";
 import type { Mechanism, TraceDocument } from "./trace.js";
 
@@ -45,6 +45,7 @@ export interface CorpusHead {
 }
 
 export interface CorpusRow {
+  /** The number of the pair, from 0. */
   index: number;
   source: string;
   prediction: string;
@@ -53,33 +54,58 @@ export interface CorpusRow {
   /** The parts of the source that have no token. */
   unknown: string[];
   score: number | null;
+  /** The geometric mean of the probabilities of the output tokens. */
+  confidence: number;
   length: number;
   entropy: number | null;
   coverage: number | null;
 }
 
-/** Rows of the corpus, and the share that is done. */
-export interface CorpusRows {
+/** The first predictions of a model for its test set (or its dev set). */
+export interface Corpus extends CorpusHead {
   rows: CorpusRow[];
-  progress: number;
 }
 
-export type CorpusPart = CorpusHead | CorpusRows;
+/** A metric of models on the same pairs: values with 95 % intervals, and as text. */
+export interface CorpusMetric {
+  metric: string;
+  higher_is_better: boolean;
+  models: {
+    model: string;
+    value: number;
+    interval: [low: number, high: number];
+    text: [value: string, low: string, high: string];
+    /** The difference from the first model; null for itself. */
+    difference: { text: [value: string, low: string, high: string]; p_value: number; significant: boolean } | null;
+  }[];
+}
+
+export interface CorpusMetrics {
+  rows: number;
+  test: string;
+  metrics: CorpusMetric[];
+}
+
+/** What is computed besides traces and corpora, and what requests it. */
+export type ResultRequest = AttributionRequest | MetricsRequest;
+export type Result = Attribution | CorpusMetrics;
 
 export interface Client {
   /** Whether the page can compute something new. An exported page cannot. */
   readonly isLive: boolean;
   /** The data of an exported page. */
   readonly saved?: EmbeddedData;
-  /** What was read of test sets last, by model. */
-  readonly corpora: ReadonlyMap<string, readonly CorpusPart[]>;
+  /** What was read of test sets, by `nameCorpus`. */
+  readonly corpora: ReadonlyMap<string, Corpus>;
   /** Whether the trace of a request can be shown. A server computes it, an exported page contains it. */
   canTrace(request: TraceRequest): boolean;
   listModels(): Promise<ModelSummary[]>;
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
   card(model: string): Promise<ModelCard>;
   streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
-  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<CorpusPart>;
+  /** Yield the entry of `corpora` whenever rows were added to it. */
+  streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Corpus>;
+  evaluateCorpus(request: MetricsRequest): Promise<CorpusMetrics>;
   /** Return the page as one file without data. */
   readEmptyPage(): Promise<string>;
 }
@@ -87,7 +113,7 @@ export interface Client {
 /** Requests to the server that the page was loaded from. */
 export class ServerClient implements Client {
   readonly isLive = true;
-  readonly corpora = new Map<string, CorpusPart[]>();
+  readonly corpora = new Map<string, Corpus>();
 
   constructor(private readonly token: string) {}
 
@@ -111,13 +137,18 @@ export class ServerClient implements Client {
     return this.stream("api/attribution", request, signal);
   }
 
-  async *streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<CorpusPart> {
-    const parts: CorpusPart[] = [];
-    this.corpora.set(request.model, parts);
-    for await (const part of this.stream<CorpusPart>("api/corpus", request, signal)) {
-      parts.push(part);
-      yield part;
+  async *streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Corpus> {
+    const key = nameCorpus(request);
+    for await (const part of this.stream<CorpusHead | { rows: CorpusRow[] }>("api/corpus", request, signal)) {
+      const known = this.corpora.get(key)?.rows ?? [];
+      if ("rows" in part) for (const row of part.rows) known[row.index] = row;
+      else this.corpora.set(key, { ...part, rows: known });
+      yield this.corpora.get(key)!;
     }
+  }
+
+  evaluateCorpus(request: MetricsRequest): Promise<CorpusMetrics> {
+    return this.fetchJson("api/corpus/metrics", request);
   }
 
   async readEmptyPage(): Promise<string> {
@@ -163,14 +194,19 @@ async function readError(response: Response): Promise<string> {
 async function* readLines(response: Response): AsyncIterable<unknown> {
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    const lines = (rest + (value ?? "")).split("\n");
-    rest = lines.pop()!;
-    for (const line of lines) if (line.trim()) yield JSON.parse(line);
-    if (done) break;
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      const lines = (rest + (value ?? "")).split("\n");
+      rest = lines.pop()!;
+      for (const line of lines) if (line.trim()) yield JSON.parse(line);
+      if (done) break;
+    }
+    if (rest.trim()) yield JSON.parse(rest);
+  } finally {
+    // Who reads the lines may need no more of them: the server stops. A stream that has failed cannot be cancelled.
+    reader.cancel().catch(() => undefined);
   }
-  if (rest.trim()) yield JSON.parse(rest);
 }
 
 /** What an exported page contains. */
@@ -178,8 +214,8 @@ export interface EmbeddedData {
   models: ModelSummary[];
   traces: { request: TraceRequest; document: TraceDocument }[];
   cards?: Record<string, ModelCard>;
-  attributions?: { request: AttributionRequest; result: Attribution }[];
-  corpora?: Record<string, readonly CorpusPart[]>;
+  results?: { request: ResultRequest; result: Result }[];
+  corpora?: Record<string, Corpus>;
   /** The predictions that the reader can choose from. */
   examples?: Example[];
   /** The state that the page opens with, and its colors. */
@@ -194,7 +230,7 @@ export interface EmbeddedData {
 /** The documents inside an exported page. It makes no request. */
 export class EmbeddedClient implements Client {
   readonly isLive = false;
-  readonly corpora: ReadonlyMap<string, readonly CorpusPart[]>;
+  readonly corpora: ReadonlyMap<string, Corpus>;
 
   constructor(readonly saved: EmbeddedData) {
     this.corpora = new Map(Object.entries(saved.corpora ?? {}));
@@ -231,16 +267,21 @@ export class EmbeddedClient implements Client {
     throw new Error("This file does not contain this attribution. Run regard explore to compute it.");
   }
 
-  async *streamCorpus(request: CorpusRequest): AsyncIterable<CorpusPart> {
-    const parts = this.corpora.get(request.model);
-    if (!parts) throw new Error("This file does not contain a corpus. Run regard explore to read one.");
-    yield* parts;
+  async *streamCorpus(): AsyncIterable<never> {
+    throw new Error("This file does not contain these predictions. Run regard explore to compute them.");
+  }
+
+  async evaluateCorpus(): Promise<never> {
+    throw new Error("This file contains the metrics of other pairs only. Run regard explore to compute these.");
   }
 
   async readEmptyPage(): Promise<string> {
     throw new Error("An exported page cannot be exported with other data. Save a copy of it.");
   }
 }
+
+/** What identifies a corpus: a model and a search. */
+export const nameCorpus = ({ model, search }: CorpusRequest): string => JSON.stringify([model, search?.beam]);
 
 /** What identifies a trace, except whether it contains queries. An exported page identifies an image by its name. */
 const describeRequest = ({ model, source, edits, search }: TraceRequest): string => JSON.stringify([model, source, edits ?? [], search?.beam]);

@@ -1,5 +1,5 @@
 /** Exports: a view as PNG, SVG or JSON, and the page with what it shows as one HTML file. */
-import type { EmbeddedData } from "./client.js";
+import { nameCorpus, type EmbeddedData, type Result, type ResultRequest } from "./client.js";
 import { paint, renderSvg, type Figure } from "./figures.js";
 import { isDark, LIGHT } from "./palette.js";
 import type { AttributionRequest, TraceRequest } from "./requests.js";
@@ -56,14 +56,14 @@ function splitOnce(text: string, separator: string): [string, string] {
 
 async function collectData(store: Store, { visits, corpus, ...about }: PageChoice): Promise<EmbeddedData> {
   const traces = await collectTraces(store, visits);
-  const models = store.models.filter(({ id }) => traces.some(({ request }) => request.model === id));
-  const { model } = store.state;
+  const corpora = new Map(corpus ? store.listCorpora().map((each) => [nameCorpus(store.describeCorpus(each.model.id)), each.corpus]) : []);
+  const models = store.models.filter(({ id }) => traces.some(({ request }) => request.model === id) || corpora.has(nameCorpus(store.describeCorpus(id))));
   return {
     models,
     traces,
-    attributions: collectAttributions(store, visits, traces),
+    results: collectResults(store, visits, traces, corpora.size > 0),
     cards: Object.fromEntries(await Promise.all(models.map(async ({ id }) => [id, await store.client.card(id)] as const))),
-    corpora: corpus ? { [model]: store.client.corpora.get(model) ?? [] } : {},
+    corpora: Object.fromEntries(corpora),
     examples: visits.map(({ state }) => ({ label: store.describeSource(state), state })),
     fragment: writeFragment(store.state),
     theme: isDark() ? "dark" : "light",
@@ -102,9 +102,11 @@ function nameImage<R extends TraceRequest | AttributionRequest>({ state }: Visit
   return "image" in request.source ? { ...request, source: { image: state.text } } : request;
 }
 
-function collectAttributions(store: Store, visits: readonly Visit[], traces: Traces): EmbeddedData["attributions"] {
-  return [...store.attributions].flatMap(([key, result]) => {
-    const request = JSON.parse(key) as AttributionRequest;
+/** Return the results for the chosen sources, and those for the corpus. */
+function collectResults(store: Store, visits: readonly Visit[], traces: Traces, corpus: boolean): EmbeddedData["results"] {
+  return [...store.results].flatMap(([key, result]): { request: ResultRequest; result: Result }[] => {
+    const request = JSON.parse(key) as ResultRequest;
+    if (!("source" in request)) return corpus ? [{ request, result }] : [];
     const { source } = request;
     // What is explained is the text with its edits.
     const visit = visits.find((each) => isSame(each.request.source, source)) ?? visits[0]!;

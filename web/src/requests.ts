@@ -2,6 +2,7 @@
 
 export const MAX_TEXT = 2000;
 export const MAX_BEAM = 20;
+export const MAX_ROWS = 2000;
 
 /** A trace, and the names of the attentions whose weights are requested. */
 export interface AttentionRequest {

@@ -2,7 +2,8 @@
 import type { Toggles } from "./equation.js";
 import { UNCHANGED } from "./equation.js";
 import { METHODS, type Method } from "./attribution.js";
-import { MAX_BEAM } from "./requests.js";
+import { COLUMNS, TRAITS, type Filter } from "./corpus.js";
+import { MAX_BEAM, MAX_ROWS } from "./requests.js";
 import type { Head, Layer } from "./selection.js";
 import type { Edit, Role } from "./trace.js";
 
@@ -23,7 +24,7 @@ export const VIEWS = ["matrix", "lines", "grid", "text"] as const;
 export type ViewName = (typeof VIEWS)[number];
 export type ColorScale = "fixed" | "row";
 
-export interface State {
+export interface State extends Filter {
   tab: Tab;
   model: string;
   text: string;
@@ -49,7 +50,9 @@ export interface State {
   rows: number[];
   /** What to compare with: the model of this id, or "original", the prediction without edits. */
   other: string;
-  /** The column that sorts the corpus, with "-" for descending; empty before it is predicted. */
+  /** How many pairs of the corpus are predicted. */
+  pairs: number;
+  /** The column that sorts the corpus, with "-" for descending; empty for the order of the file. */
   sort: string;
   /** Whether the weights on a picture are interpolated. */
   smooth: boolean;
@@ -89,7 +92,11 @@ export const INITIAL: State = {
   column: 0,
   rows: [],
   other: "",
-  sort: "",
+  pairs: 200,
+  sort: "confidence",
+  only: [],
+  shortest: null,
+  longest: null,
   smooth: true,
   toggles: UNCHANGED,
 };
@@ -135,6 +142,7 @@ const isOneOf =
   (...choices: readonly unknown[]) =>
   (value: unknown): boolean =>
     choices.includes(value);
+const isLimit = (value: unknown): boolean => value === null || isIndex(value);
 const isIndices = (value: unknown): boolean => Array.isArray(value) && value.every(isIndex);
 
 function isToggles(value: unknown): boolean {
@@ -168,7 +176,11 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   column: isIndex,
   rows: isIndices,
   other: isText,
-  sort: (value) => /^(-?(score|length|entropy|coverage))?$/.test(String(value)),
+  pairs: (value) => isIndex(value) && (value as number) >= 1 && (value as number) <= MAX_ROWS,
+  sort: isOneOf("", ...COLUMNS, ...COLUMNS.map((column) => `-${column}`)),
+  only: (value) => Array.isArray(value) && value.every(isOneOf(...TRAITS)),
+  shortest: isLimit,
+  longest: isLimit,
   smooth: isOneOf(true, false),
   toggles: isToggles,
 };

@@ -1,8 +1,8 @@
 /** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
 import { at } from "./arrays.js";
-import type { Attribution, Method } from "./attribution.js";
-import type { Client, ModelSummary } from "./client.js";
-import { MAX_TEXT, type AttributionRequest, type TraceRequest } from "./requests.js";
+import type { Method } from "./attribution.js";
+import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } from "./client.js";
+import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type TraceRequest } from "./requests.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
@@ -36,8 +36,8 @@ export class Store extends EventTarget {
   loading = true;
   /** What assistive technology reads aloud. */
   announcement = "";
-  /** The attributions that were computed, by their request. */
-  readonly attributions = new Map<string, Attribution>();
+  /** What was computed besides traces and corpora, by its request. */
+  readonly results = new Map<string, Result>();
   /** What was shown of each source, the present one last. */
   readonly visits = new Map<string, Visit>();
   private past: Computed[] = [];
@@ -48,7 +48,7 @@ export class Store extends EventTarget {
 
   constructor(readonly client: Client) {
     super();
-    for (const { request, result } of client.saved?.attributions ?? []) this.attributions.set(JSON.stringify(request), result);
+    for (const { request, result } of client.saved?.results ?? []) this.results.set(JSON.stringify(request), result);
   }
 
   /** Read the models and the state of the URL. */
@@ -179,10 +179,10 @@ export class Store extends EventTarget {
     this.compute({ edits: removeAt(this.state.edits, index) });
   }
 
-  /** Show an example, which may be of another model. */
-  open({ state }: Example): void {
+  /** Show an example, which may be of another model, and change what else is shown. */
+  open({ state }: Pick<Example, "state">, changes: Partial<State> = {}): void {
     const isOther = state.model !== undefined && state.model !== this.state.model;
-    this.compute({ ...state, row: 0, column: 0, ...(isOther ? OTHER_MODEL : {}) });
+    this.compute({ ...state, row: 0, column: 0, ...(isOther ? OTHER_MODEL : {}), ...changes });
   }
 
   get canUndo(): boolean {
@@ -242,6 +242,22 @@ export class Store extends EventTarget {
       target: isPredicted ? null : (this.trace!.hypotheses[hypothesis]?.text ?? null),
       methods: [method],
     };
+  }
+
+  /** The request of the corpus of a model, with the search of the page: a row opens the same prediction. */
+  describeCorpus(model: string): CorpusRequest {
+    const { beam, pairs } = this.state;
+    return { model, search: { beam }, limit: pairs };
+  }
+
+  /** The models whose corpus has the pairs of the present model, as far as they were predicted, with these predictions. */
+  listCorpora(): { model: ModelSummary; corpus: Corpus }[] {
+    const find = ({ id }: { id: string }): Corpus | undefined => this.client.corpora.get(nameCorpus(this.describeCorpus(id)));
+    const present = find({ id: this.state.model });
+    return this.models.flatMap((model) => {
+      const corpus = find(model);
+      return corpus && corpus.pairs === present?.pairs ? [{ model, corpus }] : [];
+    });
   }
 
   /** Return the document of the present request with some changes, computed once. */

@@ -66,16 +66,40 @@ test("a request that is aborted fails as aborted", async () => {
 });
 
 test("a stream yields each line, also if chunks split lines and characters", async () => {
-  const bytes = new TextEncoder().encode('{"total": 2}\n{"row": {"source": "年"}}\n\n{"progress": 1}');
-  const parts = [bytes.slice(0, 5), bytes.slice(5, 36), bytes.slice(36)];
+  const bytes = new TextEncoder().encode('{"progress": 0}\n{"result": {"tokens": ["年"]}}\n\n{"progress": 1}');
+  const parts = [bytes.slice(0, 5), bytes.slice(5, 41), bytes.slice(41)];
   serve(async () => new Response(new ReadableStream({
     start(controller) {
       for (const part of parts) controller.enqueue(part);
       controller.close();
     },
   })));
-  const lines = await collect(new ServerClient("").streamCorpus({ model: "0" }, signal()));
-  assert.deepEqual(lines, [{ total: 2 }, { row: { source: "年" } }, { progress: 1 }]);
+  const lines = await collect(new ServerClient("").streamAttribution(REQUEST, signal()));
+  assert.deepEqual(lines, [{ progress: 0 }, { result: { tokens: ["年"] } }, { progress: 1 }]);
+});
+
+test("rows of a corpus are kept by model and search, and a longer stream adds to them", async () => {
+  const head = { size: 3, most: 3, split: "test", pairs: "a" };
+  const client = new ServerClient("");
+  const read = async (beam: number, ...rows: number[]): Promise<unknown> => {
+    const part = { rows: rows.map((index) => ({ index })), progress: 1 };
+    serve(async () => chunked(`${JSON.stringify(head)}\n`, `${JSON.stringify(part)}\n`));
+    return (await collect(client.streamCorpus({ model: "0", search: { beam } }, signal()))).at(-1)?.rows.map(({ index }) => index);
+  };
+  assert.deepEqual(await read(1, 0, 1), [0, 1]);
+  assert.deepEqual(await read(2, 0), [0]);
+  assert.deepEqual(await read(1, 0, 1, 2), [0, 1, 2]);
+  assert.equal(client.corpora.size, 2);
+});
+
+test("the server stops when the rest of a stream is not needed", async () => {
+  let isCancelled = false;
+  serve(async () => new Response(new ReadableStream({
+    start: (controller) => controller.enqueue(new TextEncoder().encode('{"pairs": "a"}\n')),
+    cancel: () => void (isCancelled = true),
+  })));
+  for await (const corpus of new ServerClient("").streamCorpus({ model: "0" }, signal())) if (corpus.pairs) break;
+  assert.ok(isCancelled);
 });
 
 test("a stream that fails ends with the error of its last line", async () => {

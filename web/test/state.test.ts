@@ -12,6 +12,10 @@ test("a state survives the URL", () => {
     head: 3,
     words: true,
     rows: [1, 2],
+    pairs: 1000,
+    sort: "-length",
+    only: ["error", "unknown"],
+    longest: 20,
     toggles: { scaling: false, temperature: 0.5, masked: [3], hard: true },
   };
   assert.deepEqual(readFragment(`#${writeFragment(state)}`), state);
@@ -22,5 +26,5 @@ test("the initial state has an empty fragment", () => {
 });
 
 test("values that are not valid are ignored", () => {
-  assert.deepEqual(readFragment("#tab=nowhere&beam=1000&row=-1&edits={&layer=%22first%22&toggles=3"), INITIAL);
+  assert.deepEqual(readFragment("#tab=nowhere&beam=1000&row=-1&pairs=100000&sort=source&only=[%22short%22]&shortest=-1&edits={&layer=%22first%22&toggles=3"), INITIAL);
 });

@@ -4,6 +4,7 @@ T target steps, S memory slots.
 """
 
 import hashlib
+import math
 import os
 import unicodedata
 from collections import OrderedDict, defaultdict
@@ -121,6 +122,7 @@ def describe_row(
         "correct": _compose(prediction.text) in references[identify(source)],
         "unknown": prediction.unknown,
         "score": prediction.score,
+        "confidence": compute_confidence(prediction),
         "length": len(prediction.source_tokens),
         "entropy": compute_entropy(weights_TS),
         "coverage": compute_coverage(weights_TS),
@@ -137,6 +139,11 @@ def name_source(source: RawSource, index: int) -> str:
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     return f"image {index}"
+
+
+def compute_confidence(prediction: Prediction) -> float:
+    """Return the geometric mean of the probabilities of the output tokens, with the end token."""
+    return math.exp(prediction.score / max(1, len(prediction.tokens) + (not prediction.truncated)))
 
 
 def compute_entropy(weights_TS: AttentionWeights) -> float | None:

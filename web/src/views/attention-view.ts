@@ -86,7 +86,7 @@ export class AttentionView extends View {
   /** The attributions that can be shown: an exported page contains those that were computed. */
   private get methods(): readonly Method[] {
     const { store } = this;
-    return store.client.isLive ? METHODS : METHODS.filter((method) => store.attributions.has(JSON.stringify(store.describeAttribution(method))));
+    return store.client.isLive ? METHODS : METHODS.filter((method) => store.results.has(JSON.stringify(store.describeAttribution(method))));
   }
 
   private createFigure(map: SelectedMap, frame: Frame): CellFigure {

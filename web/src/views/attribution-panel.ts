@@ -1,6 +1,6 @@
 /** An attribution beside the attention weights, with the rank agreement of both. */
 import { css, html, type TemplateResult } from "lit";
-import { customElement, property, state } from "lit/decorators.js";
+import { customElement, property } from "lit/decorators.js";
 import { METHOD_MEANINGS, METHOD_NAMES, METHODS, selectScores, type Attribution, type Method } from "../attribution.js";
 import { MatrixFigure, type Cell, type Frame } from "../figures.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
@@ -26,8 +26,6 @@ export class AttributionPanel extends View {
   ];
 
   @property() method: Method = METHODS[0];
-  @state() private progress = 0;
-  private controller: AbortController | null = null;
 
   /** The requests for the trace that is shown, by their method. */
   private keys: Partial<Record<Method, string>> = {};
@@ -38,48 +36,23 @@ export class AttributionPanel extends View {
   }
 
   private find(method: Method): Attribution | undefined {
-    return this.store.attributions.get(this.keys[method] ?? "");
-  }
-
-  override disconnectedCallback(): void {
-    super.disconnectedCallback();
-    this.stop();
-    this.requested = null;
-  }
-
-  private stop(): void {
-    // The page moves on: the server stops.
-    this.controller?.abort();
-    this.controller = null;
+    return this.store.results.get(this.keys[method] ?? "") as Attribution | undefined;
   }
 
   protected override willUpdate(): void {
     if (!this.store.isCurrent) return;
     this.keys = Object.fromEntries(METHODS.map((method) => [method, JSON.stringify(this.store.describeAttribution(method))]));
     const key = this.keys[this.method]!;
-    if (key === this.requested) return;
-    this.stop();
-    this.requested = key;
-    this.failure = "";
-    if (!this.store.attributions.has(key)) void this.compute(key);
-  }
-
-  private async compute(key: string): Promise<void> {
-    const controller = new AbortController();
-    this.controller = controller;
-    this.progress = 0;
-    try {
-      const request = this.store.describeAttribution(this.method);
-      for await (const part of this.store.client.streamAttribution(request, controller.signal)) {
-        if (controller.signal.aborted) return;
-        if ("result" in part) this.store.attributions.set(key, part.result);
-        else this.progress = part.progress;
-      }
+    if (this.store.results.has(key)) {
+      this.stop();
+      return;
+    }
+    const open = (signal: AbortSignal) => this.store.client.streamAttribution(this.store.describeAttribution(this.method), signal);
+    this.stream(key, open, (part) => {
+      this.store.results.set(key, part.result);
       this.store.announce(`${METHOD_NAMES[this.method]} computed`);
       this.store.notify();
-    } catch (reason) {
-      if (!controller.signal.aborted) this.failure = (reason as Error).message;
-    }
+    });
   }
 
   private get map(): SelectedMap | null {

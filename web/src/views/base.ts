@@ -1,6 +1,7 @@
 /** The base of all views: they are drawn again when the store or the theme changes. */
 import { LitElement, type PropertyValues, type TemplateResult } from "lit";
 import { property, state } from "lit/decorators.js";
+import type { Streamed } from "../client.js";
 import type { Figure } from "../figures.js";
 import { shared } from "../styles.js";
 import { renderFailure } from "./controls.js";
@@ -32,6 +33,9 @@ export abstract class View extends StoreElement {
   protected requested: unknown = null;
   /** Why this request has failed; empty if it has not. */
   @state() protected failure = "";
+  /** How much of the present stream is done, from 0 to 1. */
+  @state() protected progress = 0;
+  private controller = new AbortController();
   private readonly requestAgain = (): void => {
     if (!this.failure) return;
     this.requested = null;
@@ -46,6 +50,14 @@ export abstract class View extends StoreElement {
   override disconnectedCallback(): void {
     super.disconnectedCallback();
     this.store.removeEventListener("retry", this.requestAgain);
+    this.stop();
+  }
+
+  /** Ignore what was requested. A server that computes it stops. */
+  protected stop(): void {
+    this.controller.abort();
+    this.requested = null;
+    this.failure = "";
   }
 
   /**
@@ -64,6 +76,22 @@ export abstract class View extends StoreElement {
         if (this.requested === key) this.failure = reason.message;
       },
     );
+  }
+
+  /** Request a stream once for each key. It stops if there is a newer request, or if the view is closed. */
+  protected stream<T extends object>(key: unknown, open: (signal: AbortSignal) => AsyncIterable<Streamed<T>>, receive: (part: T) => void): void {
+    if (key === this.requested) return;
+    this.controller.abort();
+    this.progress = 0;
+    const { signal } = (this.controller = new AbortController());
+    const read = async (): Promise<void> => {
+      for await (const part of open(signal)) {
+        if (signal.aborted) return;
+        if ("progress" in part) this.progress = part.progress;
+        else receive(part);
+      }
+    };
+    this.load(key, read, () => this.requestUpdate());
   }
 
   /** The failure of the last request, with a button that repeats it. */

@@ -1,186 +1,312 @@
-/** The tab Corpus: the predictions of a test set (or a dev set) as a table. A click opens the sentence. */
+/** The tab Corpus: the predictions of all models for a test set (or a dev set) as a table. A click opens the pair. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import type { CorpusRow } from "../client.js";
+import { nameCorpus, type Corpus, type CorpusRow, type ModelSummary } from "../client.js";
+import { COLUMNS, hasTrait, listCases, markDifference, selects, selectsSource, sortCases, TRAITS, type Case, type Column, type Trait } from "../corpus.js";
 import type { Figure } from "../figures.js";
 import { TableFigure } from "../report.js";
+import type { CorpusRequest, MetricsRequest } from "../requests.js";
 import { shared } from "../styles.js";
-import { formatNumber } from "../trace.js";
+import { formatNumber, formatPercent } from "../trace.js";
 import { View } from "./base.js";
 import { renderProgress } from "./controls.js";
+import "./corpus-metrics.js";
 
-type Column = "score" | "length" | "entropy" | "coverage";
-const COLUMNS: readonly (readonly [Column, string])[] = [
-  ["score", "Score"],
-  ["length", "Length"],
-  ["entropy", "Entropy"],
-  ["coverage", "Coverage"],
-];
-const MOST_ROWS = 200;
+const TRAIT_NAMES: Record<Trait, string> = { error: "Errors", disagreement: "Models disagree", unknown: "Unknown characters" };
+const COLUMN_NAMES: Record<Column, readonly [name: string, meaning: string]> = {
+  confidence: ["Confidence", "The geometric mean of the probabilities of the output tokens"],
+  length: ["Length", "The number of source tokens"],
+  entropy: ["Entropy", "The entropy of the attention weights, from 0 to 1, averaged over steps"],
+  coverage: ["Coverage", "The share of the source that has been attended to"],
+};
+/** How many rows are drawn, and how many more at a time. */
+const ROWS_DRAWN = 100;
 /** The rows of an exported figure: more do not fit on a page. */
-const MOST_DRAWN = 40;
+const ROWS_EXPORTED = 40;
 
 @customElement("corpus-view")
 export class CorpusView extends View {
   static override styles = [
     shared,
     css`
-      .scroll { max-height: calc(100vh - 330px); min-height: 200px; }
-      thead th { position: sticky; top: 0; background: var(--panel); z-index: 1; }
-      th button { border: 0; background: none; padding: 2px 4px; min-height: 0; font-weight: 600; color: var(--muted); }
+      .head h2::first-letter { text-transform: uppercase; }
+      .controls { margin-inline-start: auto; }
+      .filters { row-gap: var(--space-2); }
+      .filters button[aria-pressed="true"] { background: var(--tint); border-color: var(--accent); font-weight: 600; }
+      .filters input { width: 4.6em; min-height: 34px; padding: 4px 8px; background: var(--control); border: 1px solid var(--line-strong); border-radius: 8px; }
+      .filters .shown { margin-inline-start: auto; }
+      .scroll { max-height: max(320px, calc(100vh - 200px)); }
+      thead th { position: sticky; top: 0; background: var(--panel); z-index: 1; white-space: nowrap; }
+      th button { border: 0; background: none; padding: 2px 4px; min-height: 0; font-weight: 600; color: inherit; }
+      th[aria-sort$="ending"] { color: var(--ink); }
       td.number, th.number { text-align: end; }
-      td button { text-align: start; min-height: 0; padding: 3px 6px; }
-      .wrong { color: var(--bad); }
+      td { vertical-align: baseline; }
+      td bdi { overflow-wrap: anywhere; }
+      td button { text-align: start; min-height: 0; padding: 2px 6px; margin-inline-start: -6px; }
+      tbody tr:hover { background: color-mix(in srgb, var(--hover) 55%, transparent); }
+      tr[aria-current="true"] { background: var(--tint); }
+      .wrong { background: none; color: var(--bad); text-decoration: underline; text-decoration-thickness: 2px; text-underline-offset: 3px; }
+      .wrong:empty::after { content: "‸"; }
+      @media (max-width: 700px) {
+        .scroll { max-height: none; overflow: visible; }
+        table, tbody, tr, td { display: block; }
+        thead tr { display: flex; flex-wrap: wrap; }
+        thead th { position: static; padding: 2px 4px 2px 0; border: 0; }
+        thead th:not([aria-sort]) { display: none; }
+        tbody tr { padding-block: var(--space-2); border-bottom: 1px solid var(--line); }
+        td, td.number { border: 0; padding: 1px 6px; text-align: start; display: grid; grid-template-columns: 6.5em 1fr; align-items: baseline; }
+        td::before { content: attr(data-name); color: var(--muted); font-size: var(--size-1); overflow-wrap: anywhere; }
+        td.number { display: inline-flex; gap: 6px; padding-inline-end: var(--space-3); font-size: var(--size-1); }
+      }
     `,
   ];
 
-  @state() private rows: CorpusRow[] = [];
-  @state() private status = "";
-  @state() private progress = 0;
-  private controller: AbortController | null = null;
-  private read = "";
+  /** Whether the reader has stopped the predictions. */
+  @state() private isStopped = false;
+  @state() private drawn = ROWS_DRAWN;
+  /** The row and the column of the table that the keyboard reaches. */
+  @state() private cell: readonly [row: number, column: number] = [0, 0];
 
-  override get data(): unknown {
-    return this.sorted;
+  /** The models that are compared, with their predictions. */
+  private get compared(): { model: ModelSummary; corpus: Corpus }[] {
+    return this.store.listCorpora();
   }
 
-  override disconnectedCallback(): void {
-    super.disconnectedCallback();
-    // The page moves on: the server stops.
-    this.controller?.abort();
-    this.controller = null;
-    this.read = "";
+  private get present(): Corpus | undefined {
+    return this.compared.find(({ model }) => model.id === this.store.state.model)?.corpus;
   }
 
-  private get column(): Column {
-    return (this.store.state.sort.replace("-", "") || "score") as Column;
+  private get cases(): Case[] {
+    return this.present ? listCases(this.present, this.compared.map(({ corpus }) => corpus), this.store.state.pairs) : [];
   }
 
-  private get isDescending(): boolean {
-    return this.store.state.sort.startsWith("-");
+  private get listed(): Case[] {
+    const { state: filter } = this.store;
+    return sortCases(this.cases.filter((each) => selects(filter, each)), filter.sort);
   }
 
-  override createPaperFigure(fontSize: number): Figure | null {
-    if (!this.rows.length) return null;
-    const head = ["Source", "Prediction", "Reference", ...COLUMNS.map(([, name]) => name)];
-    return new TableFigure(head, this.sorted.slice(0, MOST_DRAWN).map(listCells), fontSize);
+  private get columns(): Column[] {
+    return COLUMNS.filter((column) => column !== "length" || !this.store.readsImages);
   }
 
-  /** A link to a sorted corpus predicts it again. */
-  protected override willUpdate(): void {
-    const { state: { sort, model }, client } = this.store;
-    if (sort && (client.isLive ? this.hasExamples : client.corpora.has(model)) && this.read !== model) void this.start();
-  }
-
-  private async start(): Promise<void> {
-    this.controller?.abort();
-    this.controller = new AbortController();
-    const { signal } = this.controller;
-    this.read = this.store.state.model;
-    this.rows = [];
-    this.status = "Reading…";
-    this.progress = 0;
-    if (!this.store.state.sort) this.store.show({ sort: "score" });
-    try {
-      const batch: CorpusRow[] = [];
-      let shown = performance.now();
-      for await (const part of this.store.client.streamCorpus({ model: this.read }, signal)) {
-        if (!("rows" in part)) continue;
-        batch.push(...part.rows);
-        this.progress = part.progress;
-        if (performance.now() - shown < 200) continue;
-        shown = performance.now();
-        this.rows = [...batch];
-        this.status = `${batch.length} rows so far`;
-      }
-      this.rows = batch;
-      this.status = `${batch.length} rows`;
-    } catch (reason) {
-      if (!signal.aborted) this.status = (reason as Error).message;
-    }
-  }
-
-  private get sorted(): CorpusRow[] {
-    const sign = this.isDescending ? -1 : 1;
-    const value = (row: CorpusRow): number => row[this.column] ?? -Infinity;
-    return [...this.rows].sort((left, right) => sign * (value(left) - value(right)));
-  }
-
-  protected override render(): TemplateResult {
-    const { splitName } = this.store;
-    const isRunning = this.status === "Reading…" || this.status.endsWith("so far");
-    return html`
-      <section class="panel stack" aria-label="Corpus">
-        <div class="row">
-          <h2>${splitName.charAt(0).toUpperCase()}${splitName.slice(1)}</h2>
-          <button type="button" id="read" class="primary" ?disabled=${!this.store.client.isLive || !this.hasExamples || isRunning} @click=${() => void this.start()}>Predict the ${splitName}</button>
-          ${isRunning ? html`<button type="button" @click=${() => this.stop()}>Stop</button>` : ""}
-          ${isRunning ? renderProgress("Predicting", this.progress) : ""}
-          <span class="muted small" role="status">${this.status}</span>
-        </div>
-        ${this.rows.length ? this.renderTable() : html`<p class="muted">${this.hasExamples ? this.describeTable() : this.describeMissing()}</p>`}
-      </section>
-    `;
-  }
-
-  private get hasExamples(): boolean {
+  private get hasCorpus(): boolean {
     return this.store.model?.split !== null;
   }
 
-  private describeTable(): string {
-    return `The model predicts every source of its ${this.store.splitName}, and this table sorts them: the worst scores first, or the longest, the least certain, the least covered.`;
+  /** The corpora that are to be predicted: that of the present model first, and those of models that may have the same pairs. */
+  private get missing(): CorpusRequest[] {
+    const { client, models, model: present, state: { pairs } } = this.store;
+    if (!client.isLive || !present || !this.hasCorpus) return [];
+    const alike = models.filter((model) => model !== present && model.source_kind === present.source_kind && model.split === present.split);
+    const requests = [present, ...alike].map(({ id }) => this.store.describeCorpus(id));
+    return requests.filter((request) => {
+      const corpus = client.corpora.get(nameCorpus(request));
+      return !corpus || (corpus.rows.length < Math.min(pairs, corpus.most) && corpus.pairs === (this.present?.pairs ?? corpus.pairs));
+    });
   }
 
-  private describeMissing(): string {
-    return `The test set and the dev set of this model cannot be read: the files may have been moved. Restore them and start regard explore again, or ${this.store.readsImages ? "open an image" : "type a text"} above.`;
+  override get data(): unknown {
+    const { compared } = this;
+    return this.listed.map(({ predictions }) => predictions.map((row, index) => ({ model: compared[index]?.model.name, ...row })));
   }
 
-  private stop(): void {
-    this.controller?.abort();
-    this.status = `Stopped after ${this.rows.length} rows`;
+  override createPaperFigure(fontSize: number): Figure | null {
+    const cases = this.listed.slice(0, ROWS_EXPORTED);
+    if (!cases.length) return null;
+    const head = ["Source", "Reference", ...this.compared.map(({ model }) => model.name), ...this.columns.map((column) => COLUMN_NAMES[column][0])];
+    const rows = cases.map(({ row, predictions }) => [row.source, row.reference, ...predictions.map((each) => each?.prediction ?? "–"), ...this.columns.map((column) => formatValue(row, column))]);
+    return new TableFigure(head, rows, fontSize);
   }
 
-  private renderTable(): TemplateResult {
-    const rows = this.sorted;
-    return html`<div class="scroll" tabindex="0" role="group" aria-label="Predictions">
-      <table>
-        <thead><tr><th>Source</th><th>Prediction</th><th>Reference</th>${COLUMNS.map(([column, name]) => this.renderHead(column, name))}</tr></thead>
-        <tbody>${rows.slice(0, MOST_ROWS).map((row) => this.renderRow(row))}</tbody>
-      </table>
-      ${rows.length > MOST_ROWS ? html`<p class="muted small">The first ${MOST_ROWS} of ${rows.length} rows. Export JSON for all.</p>` : ""}
+  protected override willUpdate(): void {
+    const { missing } = this;
+    if (this.isStopped || !missing.length) return;
+    const { model, beam, pairs } = this.store.state;
+    this.stream(JSON.stringify([model, beam, pairs]), (signal) => this.predict(missing, signal), () => this.requestUpdate());
+  }
+
+  private async *predict(requests: readonly CorpusRequest[], signal: AbortSignal): AsyncIterable<Corpus> {
+    for (const request of requests)
+      for await (const corpus of this.store.client.streamCorpus(request, signal)) {
+        yield corpus;
+        if (corpus.pairs !== this.present?.pairs) break;
+      }
+    this.store.announce(`${this.describeShare(this.cases.length)} predicted`);
+  }
+
+  private get isRunning(): boolean {
+    return !this.isStopped && !this.failure && this.missing.length > 0;
+  }
+
+  private stopPredicting(): void {
+    this.stop();
+    this.isStopped = true;
+  }
+
+  private resume(pairs: number): void {
+    this.isStopped = false;
+    this.store.show({ pairs });
+  }
+
+  protected override render(): TemplateResult {
+    if (!this.present && !this.missing.length) return html`<p class="panel muted">${this.describeMissing()}</p>`;
+    const { cases } = this;
+    return html`<div class="stack">
+      <section class="panel stack" aria-label="Corpus">
+        <div class="row head">
+          <h2>${this.store.splitName}</h2>
+          <span class="muted" id="share">${this.describeShare(cases.length)}</span>
+          <span class="row controls">${this.renderControls(cases.length)}</span>
+        </div>
+        ${this.renderFailure()}
+        <corpus-metrics .store=${this.store} .request=${this.describeMetrics(cases)}></corpus-metrics>
+        ${this.renderOthers()}
+      </section>
+      ${cases.length ? this.renderCases(cases) : ""}
     </div>`;
   }
 
-  private renderHead(column: Column, name: string): TemplateResult {
-    const isSorted = this.column === column;
-    const order = isSorted ? (this.isDescending ? "descending" : "ascending") : "none";
-    const sort = (): void => {
-      this.store.show({ sort: isSorted && !this.isDescending ? `-${column}` : column });
+  private describeMissing(): string {
+    const { client, splitName, readsImages } = this.store;
+    if (!client.isLive) return `This file does not contain the ${splitName}.`;
+    return `The test set and the dev set of this model cannot be read: the files may have been moved. Restore them and start regard explore again, or ${readsImages ? "open an image" : "type a text"} above.`;
+  }
+
+  private describeShare(count: number): string {
+    return this.present ? `${format(count)} of ${format(this.present.size)} ${this.present.size === 1 ? "pair" : "pairs"}` : "";
+  }
+
+  private renderControls(count: number): TemplateResult | string {
+    const { present, store: { state: { pairs }, client } } = this;
+    if (this.isRunning) {
+      const corpora = new Set([...this.compared.map(({ corpus }) => corpus), present]);
+      const models = Math.max(this.compared.length, 1) + this.missing.filter((request) => !client.corpora.has(nameCorpus(request))).length;
+      const known = [...corpora].reduce((sum, corpus) => sum + Math.min(corpus?.rows.length ?? 0, pairs), 0);
+      const wanted = Math.min(pairs, present?.most ?? pairs) * models;
+      return html`${renderProgress("Predicting", Math.min(1, known / wanted))}<button type="button" id="stop" @click=${() => this.stopPredicting()}>Stop</button>`;
+    }
+    if (!client.isLive || !present) return "";
+    if (this.isStopped) return html`<button type="button" id="resume" @click=${() => this.resume(pairs)}>Continue</button>`;
+    const rest = present.most - count;
+    if (rest > 0) return html`<button type="button" id="rest" @click=${() => this.resume(present.most)}>Predict ${present.most < present.size ? `${format(rest)} more` : `the other ${format(rest)}`}</button>`;
+    return present.most < present.size ? html`<span class="muted small">The page predicts up to ${format(present.most)}.</span>` : "";
+  }
+
+  private describeMetrics(cases: readonly Case[]): MetricsRequest | null {
+    const indices = cases.filter((each) => selectsSource(this.store.state, each) && each.predictions.every(Boolean)).map(({ row }) => row.index);
+    if (!indices.length || this.isRunning) return null;
+    return { models: this.compared.map(({ model }) => model.id), search: this.store.describeCorpus("").search!, indices };
+  }
+
+  /** Why other models are not compared. */
+  private renderOthers(): TemplateResult | string {
+    const { models, client } = this.store;
+    const compared = new Set(this.compared.map(({ model }) => model));
+    const others = models.filter((model) => !compared.has(model));
+    if (!client.isLive || this.isRunning || this.isStopped || this.failure || !others.length) return "";
+    return html`<p class="muted small">Not compared, because of other test data: ${others.map(({ name }) => name).join(", ")}.</p>`;
+  }
+
+  private renderCases(cases: readonly Case[]): TemplateResult {
+    const { listed } = this;
+    const names = this.compared.map(({ model }) => model.name);
+    return html`<section class="panel stack" aria-label="Pairs">
+      ${this.renderFilters(cases, listed.length)}
+      ${listed.length ? this.renderTable(listed, names) : html`<p class="muted">No pair matches. <button type="button" id="all" @click=${() => this.store.show({ only: [], shortest: null, longest: null })}>Show all</button></p>`}
+    </section>`;
+  }
+
+  private renderFilters(cases: readonly Case[], shown: number): TemplateResult {
+    const { only } = this.store.state;
+    const lengths = cases.map(({ row }) => row.length);
+    const toggle = (trait: Trait): void => this.store.show({ only: only.includes(trait) ? only.filter((each) => each !== trait) : [...only, trait] });
+    return html`<div class="row filters" role="group" aria-label="Filters">
+      ${TRAITS.filter((trait) => trait !== "disagreement" || this.compared.length > 1).map((trait) => {
+        const count = cases.filter((each) => hasTrait(each, trait)).length;
+        const isPressed = only.includes(trait);
+        return html`<button type="button" data-trait=${trait} aria-pressed=${isPressed} ?disabled=${!count && !isPressed} @click=${() => toggle(trait)}>${TRAIT_NAMES[trait]}${trait === "error" && this.compared.length > 1 ? ` of ${this.store.model!.name}` : ""} <span class="muted number">${format(count)}</span></button>`;
+      })}
+      ${this.store.readsImages ? "" : html`<span class="row"><span class="muted small">Length</span>${this.renderLimit("shortest", "Shortest source", Math.min(...lengths))}<span class="muted small">to</span>${this.renderLimit("longest", "Longest source", Math.max(...lengths))}</span>`}
+      <span class="muted small number shown" id="shown" role="status">${shown === cases.length ? "" : `${format(shown)} of ${format(cases.length)} listed`}</span>
+    </div>`;
+  }
+
+  private renderLimit(name: "shortest" | "longest", label: string, limit: number): TemplateResult {
+    const change = (event: Event): void => {
+      const { value } = event.target as HTMLInputElement;
+      this.store.show({ [name]: value === "" ? null : Math.max(0, Math.round(Number(value))) });
     };
-    return html`<th class="number" aria-sort=${order}><button type="button" @click=${sort}>${name} ${isSorted ? (this.isDescending ? "↓" : "↑") : ""}</button></th>`;
+    return html`<input type="number" id=${name} min="0" aria-label=${label} placeholder=${limit} .value=${String(this.store.state[name] ?? "")} @change=${change} />`;
   }
 
-  private canOpen(row: CorpusRow): boolean {
-    return this.store.canTrace({ source: this.store.readsImages ? { example: row.index } : { text: row.source }, edits: [] });
+  private renderTable(cases: readonly Case[], names: readonly string[]): TemplateResult {
+    return html`<div class="scroll" tabindex="-1" role="group" aria-label="Predictions">
+      <table>
+        <thead><tr><th>Source</th><th>Reference</th>${names.map((name) => html`<th>${names.length > 1 ? name : "Prediction"}</th>`)}${this.columns.map((column) => this.renderHead(column))}</tr></thead>
+        <tbody @keydown=${this.move}>${cases.slice(0, this.drawn).map((each, index) => this.renderCase(each, index, names))}</tbody>
+      </table>
+      ${cases.length > this.drawn ? html`<button type="button" id="more" @click=${() => (this.drawn += ROWS_DRAWN)}>Show ${format(Math.min(ROWS_DRAWN, cases.length - this.drawn))} more of ${format(cases.length)}</button>` : ""}
+    </div>
+    ${names.length > 1 ? html`<p class="muted small">Confidence, entropy and coverage are those of ${this.store.model!.name}.</p>` : ""}`;
   }
 
-  private open(row: CorpusRow): void {
-    const source = this.store.readsImages ? { text: "", example: row.index } : { text: row.source, example: null };
-    this.store.compute({ ...source, edits: [], row: 0, column: 0, tab: this.store.readsImages ? "image" : "translate" });
+  private renderHead(column: Column): TemplateResult {
+    const { sort } = this.store.state;
+    const order = sort === column ? "ascending" : sort === `-${column}` ? "descending" : "none";
+    const [name, meaning] = COLUMN_NAMES[column];
+    const next = order === "ascending" ? `-${column}` : column;
+    return html`<th class="number" aria-sort=${order}><button type="button" title=${meaning} data-sort=${column} @click=${() => this.store.show({ sort: next })}>${name} ${order === "none" ? "" : order === "ascending" ? "↑" : "↓"}</button></th>`;
   }
 
-  private renderRow(row: CorpusRow): TemplateResult {
-    return html`<tr>
-      <td><button type="button" class="quiet" ?disabled=${!this.canOpen(row)} @click=${() => this.open(row)}><bdi>${row.source}</bdi></button></td>
-      <td class=${row.prediction === row.reference ? "" : "wrong"}><bdi>${row.prediction}</bdi></td>
-      <td><bdi>${row.reference}</bdi></td>
-      ${listCells(row).slice(3).map((text) => html`<td class="number">${text}</td>`)}
+  private renderCase({ row, predictions }: Case, index: number, names: readonly string[]): TemplateResult {
+    const { state, readsImages } = this.store;
+    const isShown = readsImages ? row.index === state.example : row.source === state.text;
+    return html`<tr aria-current=${isShown}>
+      <td data-name="Source">${this.renderButton(row, state.model, index, 0, html`<bdi>${row.source}</bdi>`)}${row.unknown.length ? html` <span class="muted small">unknown: <bdi>${row.unknown.join(" ")}</bdi></span>` : ""}</td>
+      <td data-name="Reference"><bdi>${row.reference}</bdi></td>
+      ${predictions.map((each, position) => html`<td data-name=${names.length > 1 ? names[position]! : "Prediction"}>${each ? this.renderButton(each, this.compared[position]!.model.id, index, position + 1, renderPrediction(each)) : "…"}</td>`)}
+      ${this.columns.map((column) => html`<td class="number" data-name=${COLUMN_NAMES[column][0]}>${formatValue(row, column)}</td>`)}
     </tr>`;
+  }
+
+  private renderButton(row: CorpusRow, model: string, index: number, column: number, content: TemplateResult): TemplateResult {
+    const { readsImages } = this.store;
+    const state = { model, edits: [], ...(readsImages ? { text: "", example: row.index } : { text: row.source, example: null }) };
+    const canOpen = this.store.canTrace({ model, edits: [], source: readsImages ? { example: row.index } : { text: row.source } });
+    const isReached = index === this.cell[0] && column === this.cell[1];
+    return html`<button type="button" class="quiet" data-cell=${`${index},${column}`} tabindex=${isReached ? 0 : -1} ?disabled=${!canOpen}
+      @focus=${() => (this.cell = [index, column])} @click=${() => this.store.open({ state }, { tab: readsImages ? "image" : "translate" })}>${content}</button>`;
+  }
+
+  private move(event: KeyboardEvent): void {
+    const [row, column] = this.cell;
+    const last = Math.min(this.drawn, this.listed.length) - 1;
+    const targets: Record<string, readonly [number, number]> = {
+      ArrowDown: [Math.min(row + 1, last), column],
+      ArrowUp: [Math.max(row - 1, 0), column],
+      ArrowRight: [row, Math.min(column + 1, this.compared.length)],
+      ArrowLeft: [row, Math.max(column - 1, 0)],
+      Home: [0, column],
+      End: [last, column],
+    };
+    const target = targets[event.key];
+    if (!target) return;
+    event.preventDefault();
+    this.shadowRoot!.querySelector<HTMLElement>(`[data-cell="${target.join()}"]`)?.focus();
   }
 }
 
-/** The texts of a row: source, prediction, reference and the numbers. */
-function listCells(row: CorpusRow): string[] {
-  const format = (value: number | null): string => (value === null ? "–" : formatNumber(value, 2));
-  return [row.source, row.prediction, row.reference, format(row.score), String(row.length), format(row.entropy), format(row.coverage)];
+/** A prediction. What differs from the reference is marked. */
+function renderPrediction({ prediction, reference, correct }: CorpusRow): TemplateResult {
+  if (correct) return html`<bdi>${prediction}</bdi>`;
+  const [before, different, after] = markDifference(prediction, reference);
+  return html`<bdi>${before}<mark class="wrong">${different}</mark>${after}</bdi>`;
+}
+
+const format = (count: number): string => count.toLocaleString("en");
+
+function formatValue(row: CorpusRow, column: Column): string {
+  const value = row[column];
+  if (value === null) return "–";
+  return column === "length" ? String(value) : column === "confidence" ? formatPercent(value) : formatNumber(value, 2);
 }

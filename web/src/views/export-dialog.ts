@@ -77,7 +77,6 @@ export class ExportDialog extends StoreElement {
   private renderPage(): TemplateResult {
     const { store } = this;
     const visits = [...store.visits].reverse();
-    const { corpora } = store.client;
     return html`<section aria-label="Page">
       <h3>Page that works offline</h3>
       <label class="line">Title <input id="page-title" maxlength="200" /></label>
@@ -88,7 +87,7 @@ export class ExportDialog extends StoreElement {
             ${visits.slice(1).map(([key, { state: visited }]) => html`<label class="row"><input type="checkbox" data-example .checked=${this.chosen.has(key)} @change=${() => this.toggle(key)} /><bdi>${store.describeSource(visited)}</bdi></label>`)}
           </fieldset>`
         : ""}
-      ${corpora.has(store.state.model)
+      ${store.listCorpora().length
         ? html`<label class="row"><input type="checkbox" id="with-corpus" .checked=${this.withCorpus} @change=${() => (this.withCorpus = !this.withCorpus)} />The ${store.splitName} with its predictions</label>`
         : ""}
       <div class="row">${this.renderButton("html", "Save the HTML file", store.isCurrent)}</div>
@@ -179,7 +178,7 @@ export class ExportDialog extends StoreElement {
     if (!store.client.isLive) return createPage(store, { visits: [], corpus: false });
     const [present, ...others] = [...store.visits].reverse();
     const visits = [present!, ...others.filter(([key]) => this.chosen.has(key))].map(([, visit]) => visit);
-    const corpus = this.withCorpus && store.client.corpora.has(store.state.model);
+    const corpus = this.withCorpus && store.listCorpora().length > 0;
     return createPage(store, { visits, corpus, title: this.read("#page-title"), caption: this.read("#caption"), note: this.read("#note") });
   }
 }

@@ -1,0 +1,187 @@
+"""The tab Corpus in a browser: models side by side on the test set, filters, order, and a click that opens a pair."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import regard
+from tests_browser import check_accessibility, needs_axe, tab_to
+from tests_explorer import FIND_SERVER, LOSE_SERVER, LOST, open_page, read_output, save_download, wait_for_url
+
+pytestmark = pytest.mark.slow
+
+PAIRS = 40
+"""The size of the test set of the first two models."""
+
+ROWS = "corpus-view .scroll tbody tr"
+
+
+def open_corpus(page: Any, url: str, fragment: str = "") -> None:
+    """Open the tab, and wait until the pairs are predicted and evaluated."""
+    open_page(page, url, f"text=3 mai 2009&tab=corpus{fragment}")
+    page.wait_for_selector("corpus-metrics table")
+
+
+def read_column(page: Any, name: str) -> list[str]:
+    texts: list[str] = page.locator(f'corpus-view td[data-name="{name}"]').all_inner_texts()
+    return texts
+
+
+def read_numbers(page: Any, name: str) -> list[float]:
+    return [float(text.removesuffix(" %")) for text in read_column(page, name)]
+
+
+def test_all_models_are_shown_side_by_side_on_the_test_set(page: Any, url: str, runs: list[Path]) -> None:
+    open_corpus(page, url)
+    assert page.locator("#share").inner_text() == f"{PAIRS} of {PAIRS} pairs"
+    for run in runs[:2]:
+        model = regard.load(run)
+        sources = page.locator('corpus-view [data-name="Source"] button').all_inner_texts()
+        predictions = [each.text for each in model.predict(sources, beam=4)]
+        assert read_column(page, run.name) == predictions
+        correct = sum(map(str.__eq__, predictions, read_column(page, "Reference")))
+        row = page.locator("corpus-metrics tr", has_text=run.name).last.inner_text()
+        assert f"{100 * correct / PAIRS:.2f}%" in row
+    page.wait_for_selector(f"text=Not compared, because of other test data: {runs[2].name}.")
+
+
+def test_the_other_pairs_are_predicted_on_request(page: Any, url: str) -> None:
+    open_corpus(page, url, "&pairs=5")
+    assert page.locator("#share").inner_text() == f"5 of {PAIRS} pairs"
+    assert page.locator(ROWS).count() == 5
+    page.get_by_role("button", name=f"Predict the other {PAIRS - 5}").click()
+    page.wait_for_selector(f"text={PAIRS} of {PAIRS} pairs")
+    assert page.locator(ROWS).count() == PAIRS
+    wait_for_url(page, f"pairs={PAIRS}")
+
+
+def test_predictions_can_be_stopped_and_continued(page: Any, url: str) -> None:
+    """The first rows of a stream that does not end are shown, with their share."""
+    page.add_init_script(
+        """
+        const send = fetch;
+        window.fetch = async (path, options) => {
+            if (path !== "api/corpus" || window.isFast) return send(path, options);
+            const [head] = (await (await send(path, options)).text()).split("\\n");
+            window.signal = options.signal;
+            return new Response(new ReadableStream({ start: (stream) => stream.enqueue(new TextEncoder().encode(head + "\\n")) }));
+        };
+        """  # noqa: E501
+    )
+    open_page(page, url, "text=3 mai 2009&tab=corpus")
+    assert page.locator("corpus-view progress").get_attribute("aria-label") == "Predicting"
+    page.locator("#stop").click()
+    page.wait_for_selector("#resume")
+    assert page.evaluate("window.signal.aborted")
+    assert page.locator("#share").inner_text() == f"0 of {PAIRS} pairs"
+    page.evaluate("window.isFast = true")
+    page.locator("#resume").click()
+    page.wait_for_selector(f"text={PAIRS} of {PAIRS} pairs")
+
+
+def test_the_pairs_are_filtered_and_the_filter_is_part_of_the_url(page: Any, url: str, runs: list[Path]) -> None:
+    open_corpus(page, url)
+    lengths = read_numbers(page, "Length")
+    references, predictions, others = (
+        read_column(page, name) for name in ("Reference", *[run.name for run in runs[:2]])
+    )
+    page.locator("[data-trait=error]").click()
+    wrong = sum(map(str.__ne__, predictions, references))
+    assert 0 < wrong == page.locator(ROWS).count()
+    page.locator("[data-trait=error]").click()
+    page.locator("[data-trait=disagreement]").click()
+    assert sum(map(str.__ne__, predictions, others)) == page.locator(ROWS).count()
+    page.locator("[data-trait=disagreement]").click()
+    limit = int(sorted(lengths)[PAIRS // 2])
+    page.get_by_label("Longest source").fill(str(limit))
+    page.keyboard.press("Enter")
+    shorter = sum(length <= limit for length in lengths)
+    page.wait_for_selector(f"text={shorter} of {PAIRS} listed")
+    page.wait_for_selector(f"corpus-metrics >> text=On {shorter} pairs.")
+    wait_for_url(page, f"longest={limit}")
+    page.reload()
+    page.wait_for_selector(f"text={shorter} of {PAIRS} listed")
+    page.get_by_label("Longest source").fill("0")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Show all").click()
+    assert page.locator(ROWS).count() == PAIRS
+
+
+@pytest.mark.parametrize("column", ["Confidence", "Length", "Entropy", "Coverage"])
+def test_the_pairs_are_sorted_by_every_column(page: Any, url: str, column: str) -> None:
+    open_corpus(page, url, "&sort=")
+    for order, marked in ((1, "ascending"), (-1, "descending")):
+        page.locator(f"[data-sort={column.lower()}]").click()
+        page.wait_for_selector(f"th[aria-sort={marked}]")
+        values = [order * value for value in read_numbers(page, column)]
+        assert values == sorted(values)
+
+
+def test_a_click_opens_the_pair_and_back_returns_without_a_request(page: Any, url: str) -> None:
+    open_corpus(page, url)
+    predicted = read_column(page, "transformer")[3]
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if "corpus" in request.url else None)
+    page.locator(ROWS).nth(3).locator('[data-name="transformer"] button').click()
+    page.wait_for_selector("translate-view")
+    page.wait_for_selector("main[aria-busy=false]")
+    assert page.locator("#model").input_value() == "1"
+    assert read_output(page).replace("␣", " ") == predicted
+    page.go_back()
+    page.wait_for_selector(f"{ROWS} >> nth={PAIRS - 1}")
+    page.wait_for_selector("corpus-metrics table")
+    page.locator("#tab-model").click()
+    page.locator("#tab-corpus").click()
+    page.wait_for_selector("corpus-metrics table")
+    assert sent == []
+
+
+def test_the_table_is_used_with_the_keyboard(page: Any, url: str) -> None:
+    open_corpus(page, url)
+    sources = page.locator('corpus-view [data-name="Source"] button').all_inner_texts()
+    tab_to(page, "[data-cell]")
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowUp"):
+        page.keyboard.press(key)
+    tab_to(page, '[data-cell="1,1"]')
+    page.keyboard.press("Enter")
+    page.wait_for_selector("translate-view")
+    assert page.get_by_label("Source", exact=True).first.input_value() == sources[1]
+
+
+def test_a_lost_server_is_reported_and_asked_again(page: Any, url: str) -> None:
+    open_corpus(page, url, "&pairs=7")
+    page.evaluate(LOSE_SERVER)
+    page.locator("#rest").click()
+    page.wait_for_selector(f"corpus-view >> text={LOST}")
+    assert page.locator(ROWS).count() == 7
+    page.evaluate(FIND_SERVER)
+    page.locator("corpus-view .retry").click()
+    page.wait_for_selector(f"text={PAIRS} of {PAIRS} pairs")
+    assert page.locator("corpus-view [role=alert]").count() == 0
+
+
+def test_an_exported_page_contains_the_corpus_of_all_models(page: Any, url: str, tmp_path: Path) -> None:
+    open_corpus(page, url)
+    read = "view => view.shadowRoot.textContent"
+    before = [page.locator(each).evaluate(read) for each in ("corpus-metrics", "corpus-view")]
+    page.goto(save_download(page, tmp_path, "html").as_uri())
+    page.wait_for_selector("corpus-metrics table")
+    metrics, table = (page.locator(each).evaluate(read) for each in ("corpus-metrics", "corpus-view"))
+    assert metrics == before[0]
+    assert table.split() == before[1].replace("Not compared, because of other test data: captioner.", "").split()
+    page.locator("[data-trait=error]").click()
+    assert page.locator(ROWS).count() > 0
+
+
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_corpus_is_accessible_and_fits_a_phone(page: Any, url: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    open_corpus(page, url, "&pairs=5")
+    check_accessibility(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(300)
+    assert page.locator("corpus-view").evaluate("view => view.scrollWidth <= view.clientWidth")
+    assert page.locator("corpus-view table").first.is_visible()
+    check_accessibility(page)

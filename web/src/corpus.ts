@@ -1,0 +1,74 @@
+/** The corpus: its pairs with the predictions of each model, which of them are listed, and in which order. */
+import type { Corpus, CorpusRow } from "./client.js";
+
+export const COLUMNS = ["confidence", "length", "entropy", "coverage"] as const;
+export type Column = (typeof COLUMNS)[number];
+
+/** What the listed pairs have: an error of the present model, predictions that differ, or text without a token. */
+export const TRAITS = ["error", "disagreement", "unknown"] as const;
+export type Trait = (typeof TRAITS)[number];
+
+export interface Filter {
+  only: readonly Trait[];
+  /** The length of the source in tokens; null for no limit. */
+  shortest: number | null;
+  longest: number | null;
+}
+
+/** A pair with the prediction of the present model, and those of all models that are compared. */
+export interface Case {
+  row: CorpusRow;
+  /** undefined for a model that has not predicted it yet. */
+  predictions: (CorpusRow | undefined)[];
+}
+
+/** Return the first `count` pairs. */
+export function listCases(present: Corpus, compared: readonly Corpus[], count: number): Case[] {
+  return present.rows.slice(0, count).map((row) => ({ row, predictions: compared.map(({ rows }) => rows[row.index]) }));
+}
+
+export function hasTrait({ row, predictions }: Case, trait: Trait): boolean {
+  switch (trait) {
+    case "error":
+      return !row.correct;
+    case "disagreement":
+      return predictions.some((each) => each !== undefined && each.prediction !== row.prediction);
+    case "unknown":
+      return row.unknown.length > 0;
+  }
+}
+
+/**
+ * Whether the source of a pair is selected. Metrics are computed on these pairs: those of pairs that are selected by
+ * their predictions would say nothing about the models.
+ */
+export function selectsSource(filter: Filter, each: Case): boolean {
+  const { length } = each.row;
+  const isKnown = !filter.only.includes("unknown") || hasTrait(each, "unknown");
+  return isKnown && length >= (filter.shortest ?? 0) && length <= (filter.longest ?? Infinity);
+}
+
+export function selects(filter: Filter, each: Case): boolean {
+  return selectsSource(filter, each) && filter.only.every((trait) => hasTrait(each, trait));
+}
+
+/** Sort by a column ("-" for descending), or by the number of the pair for an empty text. Pairs without a value are last. */
+export function sortCases(cases: readonly Case[], sort: string): Case[] {
+  if (!sort) return [...cases];
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const column = sort.replace("-", "") as Column;
+  const value = ({ row }: Case): number => (row[column] === null ? Infinity : sign * row[column]);
+  return [...cases].sort((left, right) => value(left) - value(right) || left.row.index - right.row.index);
+}
+
+/** Split a prediction into the part before its first difference from the reference, the different part, and the rest. */
+export function markDifference(prediction: string, reference: string): [before: string, different: string, after: string] {
+  const [left, right] = [[...prediction], [...reference]];
+  const shorter = Math.min(left.length, right.length);
+  let start = 0;
+  while (start < shorter && left[start] === right[start]) start += 1;
+  let end = 0;
+  while (end < shorter - start && left.at(-1 - end) === right.at(-1 - end)) end += 1;
+  const stop = left.length - end;
+  return [left.slice(0, start).join(""), left.slice(start, stop).join(""), left.slice(stop).join("")];
+}
