@@ -14,7 +14,6 @@ import explorer_painting
 import regard
 from regard.data.images.scenes import sample
 from regard.data.images.settings import ScenesData
-from regard.inspection.trace.page import render_page
 from screenshots import serve
 from tests_browser import check_accessibility, needs_axe, tab_to
 from tests_explorer import (
@@ -28,7 +27,6 @@ from tests_explorer import (
     save_download,
     wait_for_url,
 )  # fmt: skip
-from tests_shared import build_untrained
 
 pytestmark = pytest.mark.slow
 
@@ -444,43 +442,6 @@ def test_a_captioner_without_a_test_set_shows_dev_images(page: Any, captioners_w
         assert "open an image above" in page.locator("corpus-view p").inner_text()
 
 
-def list_configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Every mechanism, except those that plugins of other tests register; every score with two heads; every scope and
-    selection; a Transformer.
-    """
-    for mechanism in regard.mechanisms():
-        if not mechanism.citation.startswith("registered by"):
-            yield mechanism.name, RECURRENT, {"attention": mechanism.name}
-    for score in ("dot", "general", "additive", "concat", "cosine", "location", "projected", "location_aware"):
-        yield f"{score} with heads", RECURRENT, {"attention": {"score": score, "heads": 2}}
-    for select in ("hard", "hard_exact", "hard_monotonic", "straight_through", "sparsemax", "entmax15"):
-        yield select, RECURRENT, {"attention": {"score": "general", "select": select}}
-    windows = ({"kind": "local_m", "window": 4}, {"kind": "local_p", "window": 4})
-    scope = {"kind": "all_of", "scopes": list(windows)}
-    yield "all_of", RECURRENT, {"attention": {"score": "general", "scope": scope}, "decoder.order": "luong"}
-    normalized = {"kind": "local_p", "window": 4, "normalize": True, "scaled": False}
-    yield "normalized local_p", RECURRENT, {"attention": {"score": "general", "scope": normalized}}
-    yield "transformer", TRANSFORMER, {"positions": "rotary"}
-
-
-CONFIGURATIONS = {name: (base, changes) for name, base, changes in list_configurations()}
-
-
-def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path: Path) -> None:
-    models, traces = [], []
-    for index, (name, (base, changes)) in enumerate(CONFIGURATIONS.items()):
-        document = build_untrained(base, changes).trace(LETTERS, min_length=4, queries=True).document
-        models.append(explorer_painting.describe_model(str(index), name, LETTERS))
-        traces.append({"request": explorer_painting.make_request(str(index), LETTERS), "document": document})
-    exported = tmp_path / "mechanisms.html"
-    exported.write_text(render_page({"models": models, "traces": traces}), "utf-8")
-    for index, name in enumerate(CONFIGURATIONS):
-        page.goto("about:blank")  # another fragment alone does not load the page again
-        page.goto(f"{exported.as_uri()}#text={LETTERS}&tab=equation&model={index}")
-        assert float(page.locator("#error").get_attribute("data-value")) < 1e-5, name
-        assert page.locator(".card").count() >= 5, name
-
-
 def format_number(value: float | None) -> str:
     """Format a number as the page does."""
     return f"{value:.3f}".replace("-", "−")
@@ -613,11 +574,3 @@ def test_a_reload_reproduces_every_tab(page: Any, url: str, tab: str) -> None:
     page.wait_for_selector(ready)
     page.wait_for_timeout(300)
     assert page.locator(f"{tab}-view").evaluate(read) == before
-
-
-def test_the_toggles_of_the_equation_change_the_weights(page: Any, url: str) -> None:
-    open_page(page, url, f"text={SOURCE}&tab=equation&model=1")
-    page.locator("#no-scaling").check()
-    assert "of the attention" in page.locator("#effect").inner_text()
-    page.get_by_role("button", name="Reset").click()
-    assert page.locator("#effect").count() == 0

@@ -3,23 +3,35 @@
  *
  *     e = score(q, k)        a = factor · select(e + bias | mask)        c = Σ_j a_j v_j
  *
- * The computation of one row (a step and a head) returns its weights and its operations, one card each.
+ * The computation of one row (a step and a head) is a list of stages. Each has values for every key.
  */
 import { addScaled, at, atMost, cached, decodeArray, Matrix, splitMatrices, type NDArray } from "./arrays.js";
 import type { AttentionEntry, Mechanism, Part } from "./trace.js";
 
-/** What an operation computes: over the slots (one number per key), over features, or a single number. */
-export type Axis = "slots" | "features" | "scalar";
+type Vector = Float64Array;
 
-export interface Operation {
-  title: string;
-  /** The formula, as text that `math.ts` turns into MathML. */
+/** A number or a vector that all keys share. Formulas are texts that `math.ts` turns into MathML. */
+export interface Term {
+  formula: string;
+  values: Vector;
+}
+
+export interface Stage {
+  name: string;
   formula: string;
   note: string;
-  axis: Axis;
-  values: Float64Array;
-  /** Values of several slots for features, such as the keys: one row for each slot. */
-  table?: Matrix;
+  /** Keys × units. */
+  values: Matrix;
+  /** What enters the stage besides the stage before. */
+  inputs: readonly Term[];
+  /** The sum over all keys. */
+  total: Term | null;
+  /** Whether the values are read from the model, not computed from the stage before. */
+  isRead: boolean;
+  /** Whether the values are shares, from 0 to 1. */
+  isShare: boolean;
+  /** The value at any position, if the values are those of a function over positions. */
+  curve: ((position: number) => number) | null;
 }
 
 /** Changes of the equation that are computed in the page. The model is not asked. */
@@ -33,11 +45,11 @@ export interface Toggles {
 export const UNCHANGED: Toggles = { scaling: true, temperature: 1, masked: [], hard: false };
 
 export interface Row {
-  weights: Float64Array;
-  operations: Operation[];
+  stages: Stage[];
+  weights: Vector;
+  /** The weighted sum; null if the trace does not contain the values. */
+  context: Vector | null;
 }
-
-type Vector = Float64Array;
 
 /** The inputs of one head, decoded. */
 class HeadInputs {
@@ -120,110 +132,73 @@ const splitConcat = cached((both: Matrix) =>
   cached((keys: Matrix) => [columnsOf(both, 0, keys.columns), columnsOf(both, keys.columns, both.columns)] as const),
 );
 
-interface Scored {
-  scores: Vector;
-  operations: Operation[];
+const stage = (name: string, formula: string, values: Matrix | Vector, details: Partial<Stage> = {}): Stage => ({
+  name,
+  formula,
+  note: "",
+  inputs: [],
+  total: null,
+  isRead: false,
+  isShare: false,
+  curve: null,
+  ...details,
+  values: values instanceof Matrix ? values : new Matrix(values.length, 1, values),
+});
+
+const number = (formula: string, value: number): Term => ({ formula, values: Float64Array.of(value) });
+const last = (stages: readonly Stage[]): Stage => at(stages, stages.length - 1);
+
+/** The stages of a score. The values of the last one are the scores. */
+type ScoreEquation = (inputs: HeadInputs, step: number, toggles: Toggles) => Stage[];
+
+const readQuery = (inputs: HeadInputs, step: number): Term => ({ formula: "q", values: inputs.query.row(step) });
+const readKeys = (inputs: HeadInputs): Stage => stage("Key", "k_j", inputs.key, { isRead: true, note: "What each key offers." });
+
+function multiply(query: Term, keys: Stage[], isScaled: boolean, toggles: Toggles): Stage[] {
+  const { formula, values } = last(keys);
+  const products = perSlot(values.rows, (slot) => dot(query.values, values.row(slot)));
+  const [inner, width] = [`${query.formula} · ${formula}`, query.values.length];
+  const details = { inputs: [query], note: "Large where query and key point in the same direction." };
+  if (!isScaled) return [...keys, stage("Score", `e_j = ${inner}`, products, details)];
+  const score = toggles.scaling
+    ? stage("Score", `e_j = {${inner}} / √{d}`, products.map((value) => value / Math.sqrt(width)), { note: `d = ${width}, so √d = ${Math.sqrt(width).toFixed(3)}.` })
+    : stage("Score", `e_j = ${inner}`, products, { note: "Without the division by √d, the softmax is sharper." });
+  return [...keys, stage("Dot product", inner, products, details), score];
 }
 
-const slots = (title: string, formula: string, values: Vector, note = ""): Operation => ({
-  title,
-  formula,
-  note,
-  axis: "slots",
-  values,
-});
-const features = (title: string, formula: string, values: Vector, note = ""): Operation => ({
-  title,
-  formula,
-  note,
-  axis: "features",
-  values,
-});
-const scalar = (title: string, formula: string, value: number, note = ""): Operation => ({
-  title,
-  formula,
-  note,
-  axis: "scalar",
-  values: Float64Array.of(value),
-});
-const table = (title: string, formula: string, values: Matrix, note = ""): Operation => ({
-  title,
-  formula,
-  note,
-  axis: "features",
-  values: new Float64Array(),
-  table: values,
-});
+const scoreDot: ScoreEquation = (inputs, step, toggles) =>
+  multiply(readQuery(inputs, step), [readKeys(inputs)], inputs.mechanism.score.kind === "scaled_dot", toggles);
 
-const showQuery = (query: Vector): Operation => features("Query", "q", query, "What is asked for at this step.");
-const showKeys = (keys: Matrix): Operation => table("Keys", "k_j", keys, "What each slot offers, one row per slot.");
-
-type ScoreEquation = (inputs: HeadInputs, step: number, toggles: Toggles) => Scored;
-
-function scoreProduct(query: Vector, keys: Matrix, scaled: boolean, toggles: Toggles): Scored {
-  const products = perSlot(keys.rows, (slot) => dot(query, keys.row(slot)));
-  const operations = [slots("Dot products", "q · k_j", products, "Large where query and key point in the same direction.")];
-  if (!scaled) return { scores: products, operations };
-  if (!toggles.scaling) {
-    operations.push(slots("Scale (off)", "e_j = q · k_j", products, "Without the division, the softmax is sharper."));
-    return { scores: products, operations };
-  }
-  const root = Math.sqrt(query.length);
-  const scores = products.map((value) => value / root);
-  operations.push(slots("Scale", "e_j = {q · k_j} / √{d}", scores, `d = ${query.length}, so √d = ${root.toFixed(3)}.`));
-  return { scores, operations };
-}
-
-const scoreDot: ScoreEquation = (inputs, step, toggles) => {
-  const query = inputs.query.row(step);
-  const product = scoreProduct(query, inputs.key, inputs.mechanism.score.kind === "scaled_dot", toggles);
-  return { ...product, operations: [showQuery(query), showKeys(inputs.key), ...product.operations] };
-};
-
-function scoreHidden(query: Vector, keys: Matrix, v: Vector, extra: Matrix | null): Scored {
-  const hidden = new Matrix(keys.rows, query.length).map(
-    (_, slot, unit) => at(query, unit) + keys.at(slot, unit) + (extra ? extra.at(slot, unit) : 0),
-  );
-  const activated = hidden.map(Math.tanh);
-  const scores = perSlot(keys.rows, (slot) => dot(v, activated.row(slot)));
-  const inner = extra ? "W q + U k_j + V f_j" : "W q + U k_j";
-  return {
-    scores,
-    operations: [
-      table("Sum", inner, hidden, "One row per slot."),
-      table("Hyperbolic tangent", `tanh({${inner}})`, activated, "Each unit lies between −1 and 1."),
-      slots("Scores", `e_j = v · tanh({${inner}})`, scores, "The weights v combine the units to one score."),
-    ],
-  };
+/** v · tanh(hidden), after the stages that lead to the hidden units. */
+function activate(inputs: HeadInputs, before: Stage[], hidden: Stage): Stage[] {
+  const { shape, data } = inputs.parameter("score.v");
+  const width = at(shape, shape.length - 1);
+  const v = data.subarray(inputs.head * width, (inputs.head + 1) * width);
+  const activated = hidden.values.map(Math.tanh);
+  return [
+    ...before,
+    hidden,
+    stage("tanh", `tanh(${hidden.formula})`, activated, { note: "Each unit lies between −1 and 1." }),
+    stage("Score", `e_j = v · tanh(${hidden.formula})`, perSlot(activated.rows, (slot) => dot(v, activated.row(slot))), {
+      inputs: [{ formula: "v", values: v }],
+      note: "The learned weights v combine the units to one score.",
+    }),
+  ];
 }
 
 const scoreAdditive: ScoreEquation = (inputs, step) => {
-  const query = inputs.query.row(step);
-  const projected = apply(inputs.matrix("score.query.weight"), query);
-  const keys = projectRows(inputs.key, inputs.matrix("score.key.weight"));
-  const location = inputs.has("past") ? convolvePast(inputs, step) : null;
-  const hidden = scoreHidden(projected, keys, vectorOf(inputs, "score.v"), location?.place ?? null);
-  return {
-    scores: hidden.scores,
-    operations: [
-      showQuery(query),
-      showKeys(inputs.key),
-      features("Projected query", "W q", projected),
-      table("Projected keys", "U k_j", keys, "One row per slot."),
-      ...(location?.operations ?? []),
-      ...hidden.operations,
-    ],
-  };
+  const query = readQuery(inputs, step);
+  const projected = { formula: "W q", values: apply(inputs.matrix("score.query.weight"), query.values) };
+  const location = inputs.has("past") ? convolvePast(inputs, step) : [];
+  const keys = stage("Projected key", "U k_j", projectRows(inputs.key, inputs.matrix("score.key.weight")));
+  const parts = [keys, ...location.slice(-1)];
+  const sum = keys.values.map((_, slot, unit) => parts.reduce((total, part) => total + part.values.at(slot, unit), at(projected.values, unit)));
+  const formula = [projected, ...parts].map((part) => part.formula).join(" + ");
+  return activate(inputs, [...location, readKeys(inputs), keys], stage("Sum", formula, sum, { inputs: [query, projected] }));
 };
 
-function vectorOf(inputs: HeadInputs, name: string): Vector {
-  const { shape, data } = inputs.parameter(name);
-  const width = at(shape, shape.length - 1);
-  return data.subarray(inputs.head * width, (inputs.head + 1) * width);
-}
-
 /** V (F ∗ a₋): a convolution over the previous weights, with zeros outside. */
-function convolvePast(inputs: HeadInputs, step: number): { place: Matrix; operations: Operation[] } {
+function convolvePast(inputs: HeadInputs, step: number): Stage[] {
   const past = inputs.row("past", step);
   const filters = inputs.parameter("score.convolution.weight");
   const [count, width] = [at(filters.shape, 0), at(filters.shape, 2)];
@@ -235,195 +210,131 @@ function convolvePast(inputs: HeadInputs, step: number): { place: Matrix; operat
     }
     return sum;
   });
-  const place = projectRows(convolved, inputs.matrix("score.place.weight"));
-  return {
-    place,
-    operations: [
-      slots("Previous weights", "a_{t−1}", past, "The weights of the previous step, or the sum of all previous steps."),
-      table("Location features", "f = F ∗ a_{t−1}", convolved, "A convolution over the previous weights."),
-      table("Projected features", "V f_j", place),
-    ],
-  };
+  return [
+    stage("Past weight", "a_{t−1}", past, { isRead: true, note: "The weights of the previous step, or the sum of all previous steps." }),
+    stage("Convolution", "f = F ∗ a_{t−1}", convolved, { note: "Each filter looks at the previous weights around the key." }),
+    stage("Location", "V f_j", projectRows(convolved, inputs.matrix("score.place.weight"))),
+  ];
 }
 
 const SCORES: Record<string, ScoreEquation> = {
   dot: scoreDot,
   scaled_dot: scoreDot,
-  general: (inputs, step) => {
-    const query = inputs.query.row(step);
-    const keys = projectRows(inputs.key, inputs.matrix("score.key.weight"));
-    const scores = perSlot(keys.rows, (slot) => dot(query, keys.row(slot)));
-    return {
-      scores,
-      operations: [
-        showQuery(query),
-        showKeys(inputs.key),
-        table("Projected keys", "W k_j", keys, "W maps keys to the space of queries."),
-        slots("Scores", "e_j = q · W k_j", scores),
-      ],
-    };
+  general: (inputs, step, toggles) => {
+    const keys = stage("Projected key", "W k_j", projectRows(inputs.key, inputs.matrix("score.key.weight")), { note: "W maps keys to the space of queries." });
+    return multiply(readQuery(inputs, step), [readKeys(inputs), keys], false, toggles);
+  },
+  projected: (inputs, step, toggles) => {
+    const query = { formula: "W_Q q", values: inputs.project("query").row(step) };
+    const keys = stage("Projected key", "W_K k_j", inputs.project("key"), { isRead: true, note: "The part of this head." });
+    return multiply(query, [keys], inputs.mechanism.score["scaled"] !== false, toggles);
   },
   cosine: (inputs, step) => {
-    const query = inputs.query.row(step);
-    const length = norm(query);
+    const query = readQuery(inputs, step);
+    const length = norm(query.values);
     const lengths = perSlot(inputs.key.rows, (slot) => norm(inputs.key.row(slot)));
-    const sharpening = inputs.parameter("score.log_sharpening").data;
-    const beta = Math.exp(atMost(sharpening, inputs.head));
-    const cosines = lengths.map((keyLength, slot) => dot(query, inputs.key.row(slot)) / (length * keyLength));
-    const scores = cosines.map((value) => beta * value);
-    return {
-      scores,
-      operations: [
-        showQuery(query),
-        showKeys(inputs.key),
-        scalar("Norm of the query", "‖q‖", length),
-        slots("Norms of the keys", "‖k_j‖", lengths),
-        slots("Cosines", "cos(q, k_j) = {q · k_j} / {‖q‖ ‖k_j‖}", cosines, "Between −1 and 1: only the angle counts."),
-        scalar("Sharpening", "β = exp(b)", beta, "Learned. Large values make the weights sharper."),
-        slots("Scores", "e_j = β cos(q, k_j)", scores),
-      ],
-    };
+    const beta = Math.exp(atMost(inputs.parameter("score.log_sharpening").data, inputs.head));
+    const cosines = lengths.map((keyLength, slot) => dot(query.values, inputs.key.row(slot)) / (length * keyLength));
+    const cosine = "{q · k_j} / {‖q‖ ‖k_j‖}";
+    return [
+      readKeys(inputs),
+      stage("Norm", "‖k_j‖", lengths),
+      stage("Cosine", cosine, cosines, { inputs: [query, number("‖q‖", length)], note: "Between −1 and 1: only the angle counts." }),
+      stage("Score", `e_j = β ${cosine}`, cosines.map((value) => beta * value), {
+        inputs: [number("β = exp(b)", beta)],
+        note: "β is learned. Large values make the weights sharper.",
+      }),
+    ];
   },
   additive: scoreAdditive,
   location_aware: scoreAdditive,
   concat: (inputs, step) => {
-    const query = inputs.query.row(step);
+    const query = readQuery(inputs, step);
     const [forKeys, forQuery] = splitConcat(inputs.matrix("score.both.weight"))(inputs.key);
-    const keys = projectRows(inputs.key, forKeys);
-    const projected = apply(forQuery, query);
-    const hidden = keys.map((value, _, unit) => at(projected, unit) + value);
-    const activated = hidden.map(Math.tanh);
-    const v = vectorOf(inputs, "score.v");
-    const scores = perSlot(keys.rows, (slot) => dot(v, activated.row(slot)));
-    return {
-      scores,
-      operations: [
-        showQuery(query),
-        showKeys(inputs.key),
-        table("Projection of key and query", "W [k_j; q]", hidden, "One row per slot."),
-        table("Hyperbolic tangent", "tanh(W [k_j; q])", activated),
-        slots("Scores", "e_j = v · tanh(W [k_j; q])", scores),
-      ],
-    };
+    const projected = apply(forQuery, query.values);
+    const hidden = projectRows(inputs.key, forKeys).map((value, _, unit) => at(projected, unit) + value);
+    return activate(inputs, [readKeys(inputs)], stage("Projection", "W [k_j; q]", hidden, { inputs: [query] }));
   },
   location: (inputs, step) => {
-    const query = inputs.query.row(step);
-    const positions = apply(inputs.matrix("score.positions.weight"), query);
-    const scores = positions.slice(0, inputs.key.rows);
-    return {
-      scores,
-      operations: [
-        showQuery(query),
-        slots("Scores", "e_j = (W q)_j", scores, "The query alone predicts a score for each position. Keys are not read."),
-      ],
-    };
-  },
-  projected: (inputs, step, toggles) => {
-    const query = inputs.project("query").row(step);
-    const keys = inputs.project("key");
-    const product = scoreProduct(query, keys, inputs.mechanism.score["scaled"] !== false, toggles);
-    return {
-      scores: product.scores,
-      operations: [
-        features("Projected query", "W_Q q", query, "The part of this head."),
-        table("Projected keys", "W_K k_j", keys, "The part of this head, one row per slot."),
-        ...product.operations,
-      ],
-    };
+    const query = readQuery(inputs, step);
+    const scores = apply(inputs.matrix("score.positions.weight"), query.values).slice(0, inputs.key.rows);
+    return [stage("Score", "e_j = (W q)_j", scores, { inputs: [query], note: "The query alone predicts a score for each position. Keys are not read." })];
   },
 };
 
-interface Scoped {
-  visible: boolean[];
+interface Scope {
+  isVisible: (slot: number) => boolean;
   bias: Vector;
   factor: Vector;
-  operations: Operation[];
+  stages: Stage[];
+  /** What decides which slots are visible. */
+  inputs: Term[];
 }
 
-type ScopeEquation = (scope: Part, inputs: HeadInputs, step: number, prefix: string) => Scoped;
-
-function see(inputs: HeadInputs, isVisible: (slot: number) => boolean): Scoped {
-  const count = inputs.key.rows;
-  return {
-    visible: Array.from({ length: count }, (_, slot) => isVisible(slot)),
-    bias: new Float64Array(count),
-    factor: new Float64Array(count).fill(1),
-    operations: [],
-  };
-}
+type ScopeEquation = (scope: Part, inputs: HeadInputs, step: number, prefix: string) => Partial<Scope>;
 
 const positionOf = (inputs: HeadInputs, step: number): number => at(inputs.input("position").data, step);
 
 const SCOPES: Record<string, ScopeEquation> = {
-  global: (_scope, inputs) => see(inputs, () => true),
+  global: () => ({}),
   // Slot j is that of query j. An encoder that reads backward counts positions from the end of the source.
   causal: (scope, inputs, step) => {
     const position = positionOf(inputs, step) - (scope["strict"] ? 1 : 0);
-    return see(inputs, (slot) => positionOf(inputs, slot) <= position);
+    return { isVisible: (slot) => positionOf(inputs, slot) <= position };
   },
   local_m: (scope, inputs, step) => {
     const position = positionOf(inputs, step);
-    const scoped = see(inputs, (slot) => Math.abs(slot - position) <= Number(scope["window"]));
-    scoped.operations.push(scalar("Center of the window", "p = t", position, `The window reaches ${scope["window"]} slots to each side.`));
-    return scoped;
+    return { isVisible: (slot) => Math.abs(slot - position) <= Number(scope["window"]), inputs: [number("p = t", position)] };
   },
   local_p: (scope, inputs, step, prefix) => {
     const query = matrixOf(inputs.input("query")).row(step);
     const inner = apply(matrixOf(inputs.parameter(`${prefix}inner.weight`)), query).map(Math.tanh);
     const outer = inputs.parameter(`${prefix}outer.weight`).data;
     const count = inputs.key.rows;
-    const scaled = scope["scaled"] === true;
-    const position = count * sigmoid(dot(outer, inner) / (scaled ? Math.sqrt(query.length) : 1));
+    const [isScaled, isBias] = [scope["scaled"] === true, scope["normalize"] !== false];
+    const center = count * sigmoid(dot(outer, inner) / (isScaled ? Math.sqrt(query.length) : 1));
     const window = Number(scope["window"]);
-    const scoped = see(inputs, (slot) => Math.abs(slot - position) <= window);
-    const gauss = perSlot(count, (slot) => -((slot - position) ** 2) / (2 * (window / 2) ** 2));
-    const normalize = scope["normalize"] !== false;
-    if (normalize) scoped.bias = gauss;
-    else scoped.factor = gauss.map(Math.exp);
-    scoped.operations.push(
-      scalar(
-        "Predicted position",
-        scaled ? "p = S sigmoid({w · tanh(W q)} / √{d})" : "p = S sigmoid(w · tanh(W q))",
-        position,
-        `S = ${count} slots; counted from 0.`,
-      ),
-      normalize
-        ? slots("Logarithm of the Gaussian", "g_j = −{(j − p)²} / {2σ²}", gauss, `σ = ${window / 2}. It is added to the scores.`)
-        : slots("Gaussian", "g_j = exp(−{(j − p)²} / {2σ²})", scoped.factor, `σ = ${window / 2}. It is multiplied with the weights.`),
-    );
-    return scoped;
+    const exponent = (position: number): number => -((position - center) ** 2) / (2 * (window / 2) ** 2);
+    const curve = isBias ? exponent : (position: number): number => Math.exp(exponent(position));
+    const values = perSlot(count, curve);
+    return {
+      isVisible: (slot) => Math.abs(slot - center) <= window,
+      ...(isBias ? { bias: values } : { factor: values }),
+      stages: [
+        stage("Gaussian", isBias ? "g_j = −{(j − p)²} / {2σ²}" : "g_j = exp(−{(j − p)²} / {2σ²})", values, {
+          inputs: [number(isScaled ? "p = S sigmoid({w · tanh(W q)} / √{d})" : "p = S sigmoid(w · tanh(W q))", center)],
+          isRead: true,
+          note: `p is the predicted position of ${count}, counted from 0; σ = ${window / 2}. ${isBias ? "The logarithm of the Gaussian is added to the scores." : "The weights are multiplied by it."}`,
+          curve,
+        }),
+      ],
+    };
   },
   all_of: (scope, inputs, step, prefix) =>
-    (scope["scopes"] as Part[]).reduce<Scoped>(
-      (scoped, part, index) => {
-        const other = computeScope(part, inputs, step, `${prefix}scopes.${index}.`);
-        return {
-          visible: scoped.visible.map((value, slot) => value && at(other.visible, slot)),
-          bias: scoped.bias.map((value, slot) => value + at(other.bias, slot)),
-          factor: scoped.factor.map((value, slot) => value * at(other.factor, slot)),
-          operations: [...scoped.operations, ...other.operations],
-        };
-      },
-      see(inputs, () => true),
-    ),
+    (scope["scopes"] as Part[])
+      .map((part, index) => computeScope(part, inputs, step, `${prefix}scopes.${index}.`))
+      .reduce((left, right) => ({
+        isVisible: (slot) => left.isVisible(slot) && right.isVisible(slot),
+        bias: left.bias.map((value, slot) => value + at(right.bias, slot)),
+        factor: left.factor.map((value, slot) => value * at(right.factor, slot)),
+        stages: [...left.stages, ...right.stages],
+        inputs: [...left.inputs, ...right.inputs],
+      })),
 };
 
 /** Compute a scope. That of a plugin is read from the trace: its mask, bias and factor. */
-function computeScope(scope: Part, inputs: HeadInputs, step: number, prefix: string): Scoped {
-  const compute = SCOPES[scope.kind];
-  if (compute) return compute(scope, inputs, step, prefix);
-  const scoped = see(inputs, () => true);
-  if (inputs.has("bias")) scoped.bias = inputs.row("bias", step);
-  if (inputs.has("factor")) scoped.factor = inputs.row("factor", step);
-  return scoped;
+function computeScope(scope: Part, inputs: HeadInputs, step: number, prefix: string): Scope {
+  const count = inputs.key.rows;
+  const recorded: ScopeEquation = () => ({
+    ...(inputs.has("bias") ? { bias: inputs.row("bias", step) } : {}),
+    ...(inputs.has("factor") ? { factor: inputs.row("factor", step) } : {}),
+  });
+  const all = { isVisible: () => true, bias: new Float64Array(count), factor: new Float64Array(count).fill(1), stages: [], inputs: [] };
+  return { ...all, ...(SCOPES[scope.kind] ?? recorded)(scope, inputs, step, prefix) };
 }
 
-interface Selected {
-  weights: Vector;
-  operations: Operation[];
-}
-
-type SelectEquation = (scores: Vector, inputs: HeadInputs, step: number) => Selected;
+/** The stages of a selection. The values of the last one are the weights. */
+type SelectEquation = (scores: Vector, inputs: HeadInputs, step: number) => Stage[];
 
 const maximum = (scores: Vector): number => scores.reduce((best, value) => Math.max(best, value), -Infinity);
 
@@ -431,7 +342,7 @@ export function softmax(scores: Vector): Vector {
   const largest = maximum(scores);
   if (largest === -Infinity) return new Float64Array(scores.length);
   const exponentials = scores.map((value) => Math.exp(value - largest));
-  const sum = exponentials.reduce((total, value) => total + value, 0);
+  const sum = total(exponentials);
   return exponentials.map((value) => value / sum);
 }
 
@@ -447,70 +358,57 @@ function findThreshold(mass: (threshold: number) => number, low: number, high: n
 
 const positive = (value: number): number => Math.max(value, 0);
 const total = (values: Vector): number => values.reduce((sum, value) => sum + value, 0);
+const weigh = (formula: string, weights: Vector, details: Partial<Stage> = {}): Stage =>
+  stage("Weight", formula, weights, { isShare: true, total: number("∑_j a_j", total(weights)), ...details });
 
 const selectSoftmax: SelectEquation = (scores) => {
   const largest = maximum(scores);
   const exponentials = scores.map((value) => Math.exp(value - largest));
-  return {
-    weights: softmax(scores),
-    operations: [
-      slots("Exponentials", "exp(e_j − m)", exponentials, `m = ${largest.toFixed(3)}, the largest score: it cancels, and avoids overflow.`),
-      scalar("Sum", "Z = ∑_i exp(e_i − m)", total(exponentials)),
-      slots("Quotients", "a_j = {exp(e_j − m)} / {Z}", softmax(scores), "The weights are positive and sum to 1."),
-    ],
-  };
+  return [
+    stage("Exponential", "exp(e_j − m)", exponentials, {
+      inputs: [number("m", largest)],
+      total: number("Z", total(exponentials)),
+      note: "m is the largest score: it cancels, and avoids overflow.",
+    }),
+    weigh("a_j = {exp(e_j − m)} / {∑_i exp(e_i − m)}", softmax(scores), { note: "The weights are positive and sum to 1." }),
+  ];
 };
 
 const selectLargest: SelectEquation = (scores) => {
   const best = scores.indexOf(maximum(scores));
-  const weights = perSlot(scores.length, (slot) => (slot === best ? 1 : 0));
-  const note = "In evaluation, the slot with the largest score is taken. In training, a slot is sampled.";
-  return { weights, operations: [slots("Largest score", "a_j = [j = argmax_i e_i]", weights, note)] };
+  const note = "In evaluation, the key with the largest score is taken. In training, a key is sampled.";
+  return [weigh("a_j = [j = argmax_i e_i]", perSlot(scores.length, (slot) => (slot === best ? 1 : 0)), { note })];
 };
+
+/** Sparse weights: a power of what exceeds a threshold. */
+const selectSparse =
+  (divisor: number, power: number, formula: string): SelectEquation =>
+  (scores) => {
+    const scaled = scores.map((value) => value / divisor);
+    const largest = maximum(scaled);
+    const exceed = (threshold: number): Vector => scaled.map((value) => positive(value - threshold) ** power);
+    const threshold = findThreshold((tau) => total(exceed(tau)), largest - 1, largest);
+    const note = "τ is chosen so that the weights sum to 1. Scores below the threshold have a weight of exactly 0.";
+    return [weigh(formula, exceed(threshold), { inputs: [number("τ", threshold)], note })];
+  };
 
 const SELECTIONS: Record<string, SelectEquation> = {
   softmax: selectSoftmax,
   hard_exact: selectSoftmax,
   hard: selectLargest,
   straight_through: selectLargest,
-  sparsemax: (scores) => {
-    const largest = maximum(scores);
-    const threshold = findThreshold((tau) => total(scores.map((value) => positive(value - tau))), largest - 1, largest);
-    const weights = scores.map((value) => positive(value - threshold));
-    return {
-      weights,
-      operations: [
-        scalar("Threshold", "τ", threshold, "Chosen so that the weights sum to 1."),
-        slots("Weights", "a_j = max(e_j − τ, 0)", weights, "Scores below the threshold have a weight of exactly 0."),
-      ],
-    };
-  },
-  entmax15: (scores) => {
-    const halves = scores.map((value) => value / 2);
-    const largest = maximum(halves);
-    const threshold = findThreshold((tau) => total(halves.map((value) => positive(value - tau) ** 2)), largest - 1, largest);
-    const weights = halves.map((value) => positive(value - threshold) ** 2);
-    return {
-      weights,
-      operations: [
-        scalar("Threshold", "τ", threshold, "Chosen so that the weights sum to 1."),
-        slots("Weights", "a_j = max(e_j / 2 − τ, 0)²", weights, "Scores below the threshold have a weight of exactly 0."),
-      ],
-    };
-  },
+  sparsemax: selectSparse(1, 1, "a_j = max(e_j − τ, 0)"),
+  entmax15: selectSparse(2, 2, "a_j = max(e_j / 2 − τ, 0)²"),
   hard_monotonic: (scores, inputs, step) => {
     const belief = inputs.row("belief", step);
     const weights = new Float64Array(scores.length);
     belief.forEach((probability, start) => {
       addScaled(weights.subarray(start), softmax(scores.subarray(start)), probability);
     });
-    return {
-      weights,
-      operations: [
-        slots("Previous position", "β_i", belief, "The probability of each slot to be the previous position."),
-        slots("Weights", "a_j = ∑_{i ≤ j} β_i {exp(e_j)} / {∑_{k ≥ i} exp(e_k)}", weights, "The position never moves back."),
-      ],
-    };
+    return [
+      stage("Past position", "β_j", belief, { isRead: true, isShare: true, note: "The probability of each key to be the previous position." }),
+      weigh("a_j = ∑_{i ≤ j} β_i {exp(e_j)} / {∑_{k ≥ i} exp(e_k)}", weights, { note: "The position never moves back." }),
+    ];
   },
 };
 
@@ -519,48 +417,54 @@ export function knowsEquation(mechanism: Mechanism): boolean {
   return mechanism.score.kind in SCORES && mechanism.select.kind in SELECTIONS;
 }
 
-/** Compute the weights of one step and head, and the operations that lead to them. */
+/** Compute the weights of one step and head, and the stages that lead to them and to the context. */
 export function computeRow(entry: AttentionEntry, mechanism: Mechanism, head: number, step: number, toggles: Toggles): Row {
-  return computeStep(new HeadInputs(entry, mechanism, head), step, toggles);
+  const inputs = new HeadInputs(entry, mechanism, head);
+  const stages = computeStages(inputs, step, toggles);
+  const weights = last(stages).values.data;
+  const values = mechanism.score.kind === "projected" && inputs.value ? inputs.project("value") : inputs.value;
+  if (values?.rows !== weights.length) return { stages, weights, context: null };
+  const weighted = values.map((value, slot) => at(weights, slot) * value);
+  const context = new Float64Array(values.columns);
+  for (let slot = 0; slot < weighted.rows; slot++) addScaled(context, weighted.row(slot), 1);
+  const formula = mechanism.score.kind === "projected" ? "W_V v_j" : "v_j";
+  stages.push(
+    stage("Weighted value", `a_j ${formula}`, weighted, {
+      total: { formula: `c = ∑_j a_j ${formula}`, values: context },
+      note: "The sum over all keys is the context: what is read at this step.",
+    }),
+  );
+  return { stages, weights, context };
 }
 
-function computeStep(inputs: HeadInputs, step: number, toggles: Toggles): Row {
+/** Compute the stages up to the weights. */
+function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stage[] {
   const { mechanism } = inputs;
   const [score, select] = [SCORES[mechanism.score.kind], toggles.hard ? selectLargest : SELECTIONS[mechanism.select.kind]];
   if (!score || !select) throw new Error(`The page does not know the equation ${mechanism.equation}.`);
-  const scored = score(inputs, step, toggles);
-  const scoped = computeScope(mechanism.scope, inputs, step, "scope.");
+  const stages = score(inputs, step, toggles);
+  let scores = last(stages).values.data;
+  const scope = computeScope(mechanism.scope, inputs, step, "scope.");
+  stages.push(...scope.stages);
+  const change = (name: string, formula: string, compute: (score: number, slot: number) => number, details: Partial<Stage> = {}): void => {
+    scores = scores.map(compute);
+    stages.push(stage(name, formula, scores, details));
+  };
+  if (scope.bias.some((value) => value !== 0)) change("Biased score", "e_j ← e_j + g_j", (value, slot) => value + at(scope.bias, slot));
+  if (toggles.temperature !== 1) change("Temperature", "e_j ← {e_j} / {T}", (value) => value / toggles.temperature, { inputs: [number("T", toggles.temperature)] });
   const recorded = inputs.row("mask", step);
-  const masked = new Set(toggles.masked);
-  const visible = scoped.visible.map((value, slot) => value && at(recorded, slot) > 0 && !masked.has(slot));
-  const biased = scored.scores.map((value, slot) => (visible[slot] ? (value + at(scoped.bias, slot)) / toggles.temperature : -Infinity));
-  const operations = [...scored.operations, ...scoped.operations, showMask(biased, mechanism.scope, toggles)];
-  const isEmpty = maximum(biased) === -Infinity;
-  const selected = isEmpty ? { weights: new Float64Array(biased.length), operations: [] } : select(biased, inputs, step);
-  operations.push(...selected.operations);
-  let weights = selected.weights;
-  if (scoped.factor.some((value) => value !== 1)) {
-    weights = weights.map((value, slot) => value * at(scoped.factor, slot));
-    operations.push(slots("Multiply with the Gaussian", "a_j g_j", weights, "These weights do not sum to 1."));
+  const isMasked = scores.map((_, slot) => Number(!scope.isVisible(slot) || !(at(recorded, slot) > 0) || toggles.masked.includes(slot)));
+  const hidden = total(isMasked);
+  if (hidden) {
+    const note = `${hidden} of ${scores.length} keys are masked: their score is −∞, so their weight is 0.`;
+    change("Mask", "e_j ← −∞ if masked", (value, slot) => (isMasked[slot] ? -Infinity : value), { inputs: scope.inputs, note });
   }
-  operations.push(...sumValues(inputs, weights));
-  return { weights, operations };
-}
-
-function showMask(biased: Vector, scope: Part, toggles: Toggles): Operation {
-  const hidden = biased.filter((value) => value === -Infinity).length;
-  const note = hidden ? `${hidden} of ${biased.length} slots are masked: their score is −∞.` : "All slots are visible.";
-  const title = toggles.temperature === 1 ? "Mask" : `Mask, and divide by the temperature ${toggles.temperature}`;
-  return slots(title, scope.kind === "local_p" ? "e_j + g_j | mask" : "e_j | mask", biased, `Scope: ${scope.kind}. ${note}`);
-}
-
-/** c = Σ_j a_j v_j. */
-function sumValues(inputs: HeadInputs, weights: Vector): Operation[] {
-  const values = inputs.mechanism.score.kind === "projected" && inputs.value ? inputs.project("value") : inputs.value;
-  if (!values || values.rows !== weights.length) return [];
-  const context = new Float64Array(values.columns);
-  weights.forEach((weight, slot) => addScaled(context, values.row(slot), weight));
-  return [features("Weighted sum", "c = ∑_j a_j v_j", context, "The context vector: what is read at this step.")];
+  stages.push(...(hidden === scores.length ? [weigh("a_j = 0", new Float64Array(hidden))] : select(scores, inputs, step)));
+  if (scope.factor.some((value) => value !== 1)) {
+    const product = last(stages).values.data.map((value, slot) => value * at(scope.factor, slot));
+    stages.push({ ...weigh("a_j ← a_j g_j", product, { note: "These weights do not sum to 1." }), name: "Windowed" });
+  }
+  return stages;
 }
 
 /** Return max |page − model| over all steps and heads of an attention. */
@@ -569,7 +473,7 @@ export function checkEquation(entry: AttentionEntry, mechanism: Mechanism): numb
   splitMatrices(decodeArray(entry)).forEach((weights, head) => {
     const inputs = new HeadInputs(entry, mechanism, head);
     for (let step = 0; step < weights.rows; step++) {
-      const computed = computeStep(inputs, step, UNCHANGED).weights;
+      const computed = last(computeStages(inputs, step, UNCHANGED)).values.data;
       const recorded = weights.row(step);
       computed.forEach((value, slot) => {
         const difference = Math.abs(value - (recorded[slot] ?? NaN));

@@ -1,7 +1,9 @@
 /**
  * Formulas as MathML. The notation: `x_j` and `x_{i ≤ j}` are subscripts, `{a} / {b}` is a fraction, `√{d}` is a root, and
- * words of several letters are functions.
+ * words of several letters are functions. `⟦…⟧` is a part that is highlighted.
  */
+
+import { at } from "./arrays.js";
 
 const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
 
@@ -19,10 +21,10 @@ class Parser {
     this.characters = [...text];
   }
 
-  /** Parse up to a closing brace or the end. */
+  /** Parse up to a closing bracket or the end. */
   parse(): Element {
     const row = create("mrow");
-    while (this.position < this.characters.length && this.characters[this.position] !== "}") {
+    while (this.position < this.characters.length && !"}⟧".includes(at(this.characters, this.position))) {
       if (this.characters[this.position] === " ") this.position += 1;
       else row.append(this.parseFraction());
     }
@@ -48,9 +50,10 @@ class Parser {
   private parseAtom(): Element {
     const character = this.characters[this.position] ?? "";
     this.position += 1;
-    if (character === "{") {
+    if (character === "{" || character === "⟦") {
       const group = this.parse();
       this.position += 1;
+      if (character === "⟦") group.setAttribute("class", "active");
       return group;
     }
     if (character === "√") return create("msqrt", this.parseAtom());
@@ -65,9 +68,10 @@ class Parser {
   }
 }
 
-/** Return the formula as a MathML element. */
-export function renderFormula(text: string): Element {
-  const math = create("math", new Parser(text).parse());
+/** Return the formula as a MathML element, with its first part that is equal to `active` highlighted. */
+export function renderFormula(text: string, active = ""): Element {
+  const math = create("math", new Parser(active ? text.replace(active, () => `⟦${active}⟧`) : text).parse());
+  math.setAttribute("displaystyle", "true");
   math.setAttribute("aria-label", text.replace(/[{}]/g, ""));
   return math;
 }

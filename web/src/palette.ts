@@ -8,6 +8,10 @@ export interface Palette {
   muted: string;
   line: string;
   accent: string;
+  /** Bars of negative numbers. */
+  negative: string;
+  /** The background of what is focused. */
+  tint: string;
   ramp: readonly string[];
   diverging: readonly string[];
 }
@@ -33,6 +37,8 @@ export const LIGHT: Palette = {
   muted: "#596275",
   line: "#dfe3ea",
   accent: "#2b5fd9",
+  negative: "#d9822b",
+  tint: "#e8effd",
   ramp: interpolate("#f5f7fb", "#c3d5fb", "#7fa4f2", "#3a66d6", "#17327f", "#0b1a4a"),
   diverging: interpolate("#8c3a00", "#e08a3c", "#f6f6f6", "#5b8def", "#173a8c"),
 };
@@ -43,6 +49,8 @@ export const DARK: Palette = {
   muted: "#a2abbd",
   line: "#2e3543",
   accent: "#8ab0ff",
+  negative: "#d9822b",
+  tint: "#1d2a47",
   ramp: interpolate("#1c212b", "#22386e", "#2f5bc0", "#6f9dfb", "#b9d1ff", "#f4f8ff"),
   diverging: interpolate("#ffb26b", "#a8591a", "#20242d", "#3f6fd6", "#a9c6ff"),
 };

@@ -1,6 +1,7 @@
 /** The state of the page, and its form in the fragment of the URL. A reload reproduces the page. */
 import type { Toggles } from "./equation.js";
 import { UNCHANGED } from "./equation.js";
+import type { Order } from "./flow.js";
 import { METHODS, type Method } from "./attribution.js";
 import { COLUMNS, TRAITS, type Filter } from "./corpus.js";
 import { MAX_BEAM, MAX_ROWS } from "./requests.js";
@@ -57,6 +58,12 @@ export interface State extends Filter {
   /** Whether the weights on a picture are interpolated. */
   smooth: boolean;
   toggles: Toggles;
+  /** The order of the keys of an equation; empty: by position, or by weight if there are many. */
+  order: Order | "";
+  /** Whether the keys with little weight are drawn, too. */
+  tail: boolean;
+  /** The active stage of the equation. */
+  stage: number | null;
 }
 
 /** The fields that decide what the model computes. A change of them can be undone. */
@@ -99,10 +106,13 @@ export const INITIAL: State = {
   longest: null,
   smooth: true,
   toggles: UNCHANGED,
+  order: "",
+  tail: false,
+  stage: null,
 };
 
 /** Fields whose value is text. All others are written as JSON. */
-const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other", "sort"]);
+const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other", "sort", "order"]);
 
 /** Return the fragment of a state: the fields that differ from the initial state. */
 export function writeFragment(state: State): string {
@@ -183,4 +193,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   longest: isLimit,
   smooth: isOneOf(true, false),
   toggles: isToggles,
+  order: isOneOf("", "weight", "position"),
+  tail: isOneOf(true, false),
+  stage: (value) => value === null || isIndex(value),
 };

@@ -37,7 +37,7 @@ export function renderMapControls(store: Store, single = false): TemplateResult 
       ? html`<label class="field">Head
           <select id="head" @change=${changeHead}>
             ${Array.from({ length: heads }, (_, index) => option(index, String(index + 1), head))}
-            ${single ? "" : [option("mean", "Average", head), option("max", "Maximum", head)]}
+            ${single ? option("mean", "All", head === "max" ? "mean" : head) : [option("mean", "Average", head), option("max", "Maximum", head)]}
           </select></label>`
       : ""}
   `;

@@ -1,24 +1,35 @@
-/** The tab Equation: how the weights of one step and head are computed, one card for each operation. */
-import { css, html, type PropertyValues, type TemplateResult } from "lit";
+/** The tab Equation: how the weights of a step and its context are computed, from the query and the keys. */
+import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Operation, type Row, type Toggles } from "../equation.js";
-import { at } from "../arrays.js";
-import { BarsFigure, MatrixFigure, paint, type Figure } from "../figures.js";
+import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
+import { at, cached } from "../arrays.js";
+import type { Figure } from "../figures.js";
+import { chooseSlots, FlowFigure, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
 import { renderFormula } from "../math.js";
-import { currentPalette, differenceColor } from "../palette.js";
 import { shared } from "../styles.js";
-import { findAxes, findLayers, formatNumber, formatPercent, labelToken, type AttentionEntry, type Mechanism, type TraceDocument } from "../trace.js";
+import { findAxes, findLayers, formatNumber, formatPercent, labelToken, type AttentionEntry, type Axes, type Mechanism, type TraceDocument } from "../trace.js";
 import { View } from "./base.js";
-import { renderHypotheses, renderMapControls } from "./controls.js";
+import type { CellEvent } from "./canvas-figure.js";
+import "./canvas-figure.js";
+import { renderHypotheses, renderMapControls, renderSegments } from "./controls.js";
 
-const MOST_NUMBERS = 12;
+/** Past this number of keys, they are sorted by weight unless the reader chooses an order. */
+const MANY_KEYS = 12;
+/** How long numbers move when they change, and how long a stage is shown, in milliseconds. */
+const MOVE = 350;
+const PAUSE = 1100;
+const MOST_COMPUTED = 8;
+/** The width of the exported figure, relative to the size of its text. */
+const PAPER_WIDTH = 84;
 
 interface Loaded {
   trace: TraceDocument;
   entry: AttentionEntry;
   mechanism: Mechanism;
-  head: number;
+  /** The heads that are drawn. */
+  heads: number[];
   step: number;
+  steps: number;
 }
 
 @customElement("equation-view")
@@ -26,50 +37,52 @@ export class EquationView extends View {
   static override styles = [
     shared,
     css`
-      .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(380px, 100%), 1fr)); gap: var(--space-3); align-items: stretch; counter-reset: card; }
-      .card { display: grid; gap: var(--space-2); align-content: start; position: relative; counter-increment: card; }
-      .card h3::before { content: counter(card) " "; color: var(--muted); font-weight: 500; margin-inline-end: 4px; }
-      .formula { font-size: var(--size-3); min-height: 2em; overflow-x: auto; overflow-y: hidden; }
-      .slots { display: grid; grid-template-columns: auto 1fr auto; gap: 3px 8px; align-items: center; max-height: 330px; overflow: auto; }
-      .slots bdi { text-align: end; max-width: 8em; overflow: hidden; text-overflow: ellipsis; white-space: pre; }
-      .track { position: relative; height: 14px; background: var(--ramp-0); border-radius: 3px; }
-      .track i { position: absolute; top: 0; bottom: 0; border-radius: 3px; background: var(--accent); }
-      .track i.negative { background: #d9822b; }
-      .vector { display: flex; flex-wrap: wrap; gap: 1px; }
-      .vector span { width: 9px; height: 18px; border-radius: 2px; }
-      .scalar { font-size: var(--size-5); font-weight: 650; line-height: 1.1; }
-      canvas { max-width: 100%; border-radius: 4px; image-rendering: pixelated; }
-      .check { max-width: none; display: flex; gap: var(--space-2); align-items: baseline; padding: 8px 14px; border-radius: 8px; background: var(--tint); }
+      .stack, .plot { grid-template-columns: minmax(0, 1fr); }
+      .formulas { gap: var(--space-2) var(--space-5); min-height: 2.6em; }
+      math .active { background: var(--tint); color: var(--accent); outline: 3px solid var(--tint); border-radius: 3px; }
+      .check { display: flex; flex-wrap: wrap; gap: 0 var(--space-2); align-items: baseline; max-width: none; }
       .check > span:first-child { white-space: nowrap; }
       .check b { color: var(--good); }
       .check.bad b { color: var(--bad); }
-      input[type="range"] { accent-color: var(--accent); width: 140px; }
+      #stage-note { min-height: 3em; max-width: none; }
+      input[type="range"] { accent-color: var(--accent); width: 120px; }
       input[type="checkbox"] { accent-color: var(--accent); width: 17px; height: 17px; }
-      .numbers { color: var(--muted); font-size: var(--size-1); overflow-wrap: anywhere; }
-      details summary { cursor: pointer; color: var(--muted); font-size: var(--size-1); }
     `,
   ];
 
   @state() private loaded: TraceDocument | null = null;
+  @state() private isPlaying = false;
+  private timer: ReturnType<typeof setInterval> | undefined;
   private readonly checks = new WeakMap<AttentionEntry, number>();
+  private readonly computed = cached((_entry: AttentionEntry) => new Map<string, Row[]>());
+  /** Numbers move from those that were drawn to those of the state. */
+  private drawn: readonly Row[] = [];
+  private from: readonly Row[] = [];
+  private to: readonly Row[] = [];
+  private start = 0;
+
+  override disconnectedCallback(): void {
+    super.disconnectedCallback();
+    this.pause();
+  }
 
   override createPaperFigure(fontSize: number): Figure | null {
-    const part = this.computed;
-    if (!part) return null;
-    const { weights } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);
-    const columns = this.axes(part).columns;
-    const bars = [...weights].map((value, slot) => ({ label: columns[slot] ?? "", value, isChosen: value === Math.max(...weights) }));
-    return new BarsFigure(`${part.mechanism.equation}; step ${part.step + 1}, head ${part.head + 1}`, bars, fontSize);
+    const part = this.chosen;
+    return part && this.createFigure(part, this.compute(part, this.store.state.toggles), { width: PAPER_WIDTH * fontSize, fontSize, focus: null, stage: null });
   }
 
   override get data(): unknown {
-    const part = this.computed;
+    const part = this.chosen;
     if (!part) return this.store.trace;
-    const { operations, weights } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);
-    const toList = (operation: Operation): unknown =>
-      operation.table ? Array.from({ length: operation.table.rows }, (_, row) => [...operation.table!.row(row)]) : [...operation.values];
-    const rows = operations.map((each) => ({ title: each.title, formula: each.formula, values: toList(each) }));
-    return { attention: part.entry.name, head: part.head, step: part.step, toggles: this.store.state.toggles, operations: rows, weights: [...weights] };
+    const { toggles } = this.store.state;
+    const list = ({ name, formula, values }: Stage): unknown => ({ name, formula, values: Array.from({ length: values.rows }, (_, row) => [...values.row(row)]) });
+    const heads = this.compute(part, toggles).map(({ stages, weights, context }, index) => ({
+      head: at(part.heads, index),
+      stages: stages.map(list),
+      weights: [...weights],
+      context: context && [...context],
+    }));
+    return { attention: part.entry.name, step: part.step, toggles, heads };
   }
 
   protected override willUpdate(): void {
@@ -78,7 +91,7 @@ export class EquationView extends View {
     if (trace && this.store.isCurrent) this.load(trace, () => this.store.fetchTrace({ queries: true }), (complete) => (this.loaded = complete));
   }
 
-  private get computed(): Loaded | null {
+  private get chosen(): Loaded | null {
     const trace = this.loaded;
     if (!trace) return null;
     const { role, hypothesis, head, row } = this.store.state;
@@ -89,67 +102,136 @@ export class EquationView extends View {
     const mechanism = trace.mechanisms[entry.name];
     const steps = entry.shape[entry.shape.length - 2];
     if (!steps || !mechanism || !knowsEquation(mechanism)) return null;
-    return {
-      trace,
-      entry,
-      mechanism,
-      head: typeof head === "number" ? Math.min(head, mechanism.heads - 1) : 0,
-      step: Math.min(row, steps - 1),
-    };
+    const heads = typeof head === "number" ? [Math.min(head, mechanism.heads - 1)] : [...Array(mechanism.heads).keys()];
+    return { trace, entry, mechanism, heads, step: Math.min(row, steps - 1), steps };
   }
 
-  private axes(part: Loaded): { rows: string[]; columns: string[] } {
+  private axes(part: Loaded): Axes {
     return findAxes(part.trace, part.entry.role, this.store.state.hypothesis);
+  }
+
+  /** Compute the heads that are drawn. The last results are kept. */
+  private compute({ entry, mechanism, heads, step }: Loaded, toggles: Toggles): Row[] {
+    const computed = this.computed(entry);
+    const key = JSON.stringify([heads, step, toggles]);
+    const rows = computed.get(key) ?? heads.map((head) => computeRow(entry, mechanism, head, step, toggles));
+    if (computed.size > MOST_COMPUTED) computed.clear();
+    computed.set(key, rows);
+    return rows;
+  }
+
+  /** Return the numbers to draw now. */
+  private move(part: Loaded): readonly Row[] {
+    const target = this.compute(part, this.store.state.toggles);
+    if (target !== this.to) {
+      this.from = this.drawn.length === target.length && !matchMedia("(prefers-reduced-motion: reduce)").matches ? this.drawn : target;
+      this.to = target;
+      this.start = performance.now();
+    }
+    const share = (performance.now() - this.start) / MOVE;
+    if (share >= 1 || this.from === target) return (this.drawn = target);
+    requestAnimationFrame(() => this.requestUpdate());
+    return (this.drawn = target.map((row, index) => mixRows(at(this.from, index), row, share * (2 - share))));
+  }
+
+  private createFigure(part: Loaded, rows: readonly Row[], frame: FlowFrame): FlowFigure {
+    const { columns, rows: outputs } = this.axes(part);
+    const { tail } = this.store.state;
+    const order = this.order(part);
+    const model = this.compute(part, UNCHANGED);
+    const isOverview = rows.length > 1;
+    const lanes = rows.map((row, index) => ({
+      name: `Head ${at(part.heads, index) + 1}`,
+      row: isOverview ? summarize(row) : row,
+      // The weights of the model: toggles do not move rows.
+      slots: chooseSlots(at(model, index).weights, order, tail ? "all" : isOverview ? "few" : "most"),
+    }));
+    return new FlowFigure({ ...frame, lanes, keys: columns, output: outputs[part.step] ?? "" });
+  }
+
+  /** The space of the diagram on the page, and what is marked in it. */
+  private get frame(): FlowFrame {
+    const { column, stage } = this.store.state;
+    const fontSize = 0.8 * parseFloat(getComputedStyle(document.documentElement).fontSize);
+    return { width: Math.max(280, this.measureWidth(".plot", 1200)), fontSize, focus: stage === null ? null : column, stage, isPartial: this.isPlaying };
+  }
+
+  private order(part: Loaded): Order {
+    const { stages, weights } = at(this.compute(part, UNCHANGED), 0);
+    return this.store.state.order || (weights.length > MANY_KEYS && !stages.some((each) => each.curve) ? "weight" : "position");
   }
 
   protected override render(): TemplateResult {
     if (!this.store.trace?.attention.length) return html`<p class="panel">This model has no attention.</p>`;
     if (!this.loaded) return html`${this.renderFailure() || html`<p class="panel muted">Reading queries and keys…</p>`}`;
-    const part = this.computed;
+    const part = this.chosen;
     if (!part) return html`<p class="panel">The page does not know the equation of this mechanism. The tab Attention shows its weights.</p>`;
-    const { toggles } = this.store.state;
-    const isChanged = JSON.stringify(toggles) !== JSON.stringify(UNCHANGED);
-    const changed = computeRow(part.entry, part.mechanism, part.head, part.step, toggles);
-    const model = isChanged ? computeRow(part.entry, part.mechanism, part.head, part.step, UNCHANGED) : changed;
+    const figure = this.createFigure(part, this.move(part), this.frame);
+    const { tail } = this.store.state;
+    const count = at(this.to, 0).weights.length;
     return html`
       <div class="stack">
         ${this.renderFailure()}
         <div class="row">
           ${renderMapControls(this.store, true)} ${this.renderStepControl(part)} ${renderHypotheses(this.store)}
+          ${renderSegments<Order>("Order of the keys", [["position", "By position"], ["weight", "By weight"]], this.order(part), (value) => this.store.show({ order: value }))}
+          <button type="button" id="play" class="primary" aria-pressed=${this.isPlaying} @click=${() => (this.isPlaying ? this.pause() : this.play())}>${this.isPlaying ? "Pause" : "Play"}</button>
         </div>
         <section class="panel stack" aria-label="Equation">
-          <div class="row"><h2>${part.mechanism.equation}</h2><span class="muted small">score ${part.mechanism.score.kind}, scope ${part.mechanism.scope.kind}, selection ${part.mechanism.select.kind}, head ${part.head + 1} of ${part.mechanism.heads}</span></div>
-          ${this.renderCheck(part)} ${this.renderToggles(part, toggles, isChanged)}
-          ${isChanged ? this.renderEffect(part, model, changed) : ""}
+          ${this.renderFormulas(figure)} ${this.renderToggles(part)}
+          <div class="plot">
+            <canvas-figure
+              .figure=${figure}
+              .focused=${this.findFocus(figure)}
+              .size=${{ rows: figure.lines.length, columns: figure.stages.length }}
+              label="The computation of the context"
+              description="The up and down arrow keys move between keys, the left and right ones between stages"
+              @cell-focus=${(event: CellEvent) => this.focusCell(figure, event)}
+              @cell-select=${(event: CellEvent) => this.selectCell(part, figure, event)}
+            ></canvas-figure>
+          </div>
+          ${this.renderNote(part, figure)}
+          ${tail || figure.lines.some((line) => line.slot === null)
+            ? html`<div><button type="button" id="tail" aria-pressed=${tail} @click=${() => this.store.show({ tail: !tail })}>${tail ? "Show fewer keys" : `Show all ${count} keys`}</button></div>`
+            : ""}
+          ${this.renderCheck(part)}
         </section>
-        <div class="cards">
-          ${changed.operations.map((operation, index) => this.renderOperation(operation, index, this.axes(part).columns))}
-        </div>
       </div>
     `;
   }
 
   private renderStepControl(part: Loaded): TemplateResult {
     const { rows } = this.axes(part);
-    return html`<label class="field">Query
+    return html`<label class="field">Step
       <select id="query" @change=${(event: Event) => this.store.show({ row: Number((event.target as HTMLSelectElement).value) })}>
         ${rows.map((token, index) => html`<option value=${index} ?selected=${index === part.step}>${index + 1}. ${labelToken(token)}</option>`)}
       </select></label>`;
   }
 
+  /** The equation. The term of the active stage is highlighted. */
+  private renderFormulas(figure: FlowFigure): TemplateResult {
+    const { stages } = at(this.to, 0);
+    const formulas = stages.flatMap(({ inputs, formula, total }) => [...inputs.map((term) => term.formula), formula, total?.formula ?? ""]);
+    const lines = [...new Set(formulas)].filter((formula) => / [=←] /.test(formula));
+    const active = figure.stages[this.store.state.stage ?? -1]?.formula ?? "";
+    const line = lines.find((formula) => formula === active) ?? lines.find((formula) => active && formula.includes(active));
+    return html`<div class="row formulas">${lines.map((formula) => renderFormula(formula, formula === line ? active : ""))}</div>`;
+  }
+
   private renderCheck(part: Loaded): TemplateResult {
     if (part.trace.edits.some((edit) => edit["attention"] === part.entry.name)) {
-      return html`<p class="check">The edits change weights of this attention, so they do not follow from the equation.</p>`;
+      return html`<p class="check small" id="check">The edits change weights of this attention, so they do not follow from the equation.</p>`;
     }
     const error = this.checks.get(part.entry) ?? checkEquation(part.entry, part.mechanism);
     this.checks.set(part.entry, error);
-    return html`<p class="check ${error < 1e-5 ? "" : "bad"}" id="check">
+    return html`<p class="check small ${error < 1e-5 ? "" : "bad"}" id="check">
       <span>max |page − model| = <b class="number" id="error" data-value=${error}>${error.toExponential(1).replace("-", "−")}</b></span>
-      <span class="muted small">The page computes the weights of all steps and heads of this attention in float64 from queries and keys, and compares them with those of the model.</span>
+      <span class="muted">The page computes the weights of all steps and heads of this attention in float64 from queries and keys, and compares them with those of the model.</span>
     </p>`;
   }
 
-  private renderToggles(part: Loaded, toggles: Toggles, isChanged: boolean): TemplateResult {
+  private renderToggles(part: Loaded): TemplateResult {
+    const { toggles } = this.store.state;
     const { kind, scaled } = part.mechanism.score;
     const isScaled = kind === "scaled_dot" || (kind === "projected" && scaled !== false);
     const change = (changes: Partial<Toggles>): void => this.store.show({ toggles: { ...toggles, ...changes } });
@@ -166,70 +248,75 @@ export class EquationView extends View {
       <label class="field">temperature <input type="range" id="temperature" min="-2" max="2" step="0.1" .value=${String(Math.log2(toggles.temperature))} aria-valuetext=${toggles.temperature.toFixed(2)} @input=${(event: Event) => change({ temperature: Number((2 ** Number((event.target as HTMLInputElement).value)).toFixed(3)) })} /> <span class="number">${toggles.temperature.toFixed(2)}</span></label>
       <label class="field">mask a key <select id="mask-key" @change=${addMask}><option value="">none</option>${columns.map((token, slot) => html`<option value=${slot}>${slot + 1}. ${labelToken(token)}</option>`)}</select></label>
       ${toggles.masked.map((slot) => html`<button type="button" aria-label=${`Unmask ${labelToken(columns[slot] ?? "")}`} @click=${() => change({ masked: toggles.masked.filter((each) => each !== slot) })}><bdi>${labelToken(columns[slot] ?? String(slot))}</bdi> ×</button>`)}
-      ${isChanged ? html`<button type="button" class="primary" @click=${() => this.store.show({ toggles: UNCHANGED })}>Reset</button>` : ""}
+      ${JSON.stringify(toggles) === JSON.stringify(UNCHANGED) ? "" : html`<button type="button" id="reset" @click=${() => this.store.show({ toggles: UNCHANGED })}>Reset</button> ${this.renderEffect(part)}`}
     </div>`;
   }
 
-  private renderEffect(part: Loaded, model: Row, changed: Row): TemplateResult {
-    const moved = model.weights.reduce((sum, value, slot) => sum + Math.abs(value - at(changed.weights, slot)), 0) / 2;
-    const { columns } = this.axes(part);
-    const best = (row: Row): string => labelToken(columns[row.weights.indexOf(Math.max(...row.weights))] ?? "");
-    return html`<p id="effect">This change moves ${formatPercent(moved)} of the attention. The largest weight is on <bdi>“${best(changed)}”</bdi>; in the model, on <bdi>“${best(model)}”</bdi>. The rest of the model is not computed again.</p>`;
+  private renderEffect(part: Loaded): TemplateResult {
+    const model = this.compute(part, UNCHANGED);
+    const moved = this.to.map(({ weights }, head) => weights.reduce((sum, value, slot) => sum + Math.abs(value - at(at(model, head).weights, slot)), 0) / 2);
+    const average = moved.reduce((sum, value) => sum + value, 0) / moved.length;
+    return html`<span id="effect" class="small">This change moves ${formatPercent(average)} of the attention. The rest of the model is not computed again.</span>`;
   }
 
-  private renderOperation(operation: Operation, index: number, columns: readonly string[]): TemplateResult {
-    return html`<section class="panel card" aria-label=${operation.title}>
-      <h3>${operation.title}</h3>
-      <div class="formula" tabindex="-1">${renderFormula(operation.formula)}</div>
-      ${this.renderValues(operation, index, columns)}
-      ${operation.note ? html`<p class="muted small">${operation.note}</p>` : ""}
-    </section>`;
+  /** What the active stage computes, and the numbers of the focused key. */
+  private renderNote(part: Loaded, figure: FlowFigure): TemplateResult {
+    const { stage, column } = this.store.state;
+    const active = stage === null ? undefined : figure.stages[stage];
+    if (!active) return html`<p id="stage-note" class="muted">Point at a key to follow it through all stages${figure.options.lanes.length > 1 ? ", or select a head to see all of its stages" : ""}.</p>`;
+    const token = labelToken(this.axes(part).columns[column] ?? "");
+    const numbers = figure.options.lanes.map(({ name, row }) => {
+      const { values, isShare } = at(row.stages, figure.stages.indexOf(active));
+      const value = values.at(column, 0);
+      const text = values.columns > 1 ? `${values.columns} units` : isShare ? formatPercent(value) : formatNumber(value);
+      return figure.options.lanes.length > 1 ? `${name}: ${text}` : text;
+    });
+    return html`<p id="stage-note"><b>${active.name}</b> of <bdi>“${token}”</bdi>: <span class="number">${numbers.join(", ")}</span>. <span class="muted">${active.note}</span></p>`;
   }
 
-  private renderValues(operation: Operation, index: number, columns: readonly string[]): TemplateResult {
-    if (operation.table) return html`<canvas data-table=${index} role="img" aria-label=${`${operation.table.rows} × ${operation.table.columns} numbers`}></canvas>`;
-    if (operation.axis === "scalar") return html`<p class="scalar number">${formatNumber(at(operation.values, 0), 4)}</p>`;
-    return operation.axis === "slots" ? this.renderSlots(operation, columns) : this.renderVector(operation);
+  private findFocus(figure: FlowFigure): { row: number; column: number } {
+    const { column, stage } = this.store.state;
+    return { row: Math.max(0, figure.lines.findIndex((line) => line.slot === column)), column: stage ?? 0 };
   }
 
-  private renderSlots(operation: Operation, columns: readonly string[]): TemplateResult {
-    const finite = [...operation.values].filter(Number.isFinite);
-    const largest = Math.max(0, ...finite);
-    const smallest = Math.min(0, ...finite);
-    const range = largest - smallest || 1;
-    const zero = (100 * -smallest) / range;
-    return html`<div class="slots" tabindex="0" role="group" aria-label=${`${operation.title}, one number per key`}>
-      ${[...operation.values].map((value, slot) => {
-        const size = Number.isFinite(value) ? (100 * Math.abs(value)) / range : 0;
-        const start = value < 0 ? zero - size : zero;
-        return html`<bdi>${labelToken(columns[slot] ?? String(slot))}</bdi><span class="track"><i class=${value < 0 ? "negative" : ""} .style=${`left:${start}%;width:${size}%`}></i></span><span class="number small">${formatNumber(value, 4)}</span>`;
-      })}
-    </div>`;
+  private focusCell(figure: FlowFigure, { detail: { row, column } }: CellEvent): void {
+    const slot = figure.lines[row]?.slot ?? null;
+    this.store.show(slot === null ? { stage: column } : { stage: column, column: slot });
+    const { name } = at(figure.stages, column);
+    this.store.announce(slot === null ? name : `${name} of ${figure.labelKey(slot)}`);
   }
 
-  private renderVector(operation: Operation): TemplateResult {
-    const values = [...operation.values];
-    const largest = Math.max(...values.map(Math.abs)) || 1;
-    const palette = currentPalette();
-    return html`<div class="vector" role="img" aria-label=${`A vector of ${values.length} numbers`}>
-        ${values.map((value, unit) => html`<span .style=${`background:${differenceColor(palette, value / largest)}`} title=${`${unit + 1}: ${formatNumber(value, 4)}`}></span>`)}
-      </div>
-      <p class="numbers number">(${values.slice(0, MOST_NUMBERS).map((value) => formatNumber(value, 2)).join(", ")}${values.length > MOST_NUMBERS ? `, … ${values.length} numbers` : ""})</p>`;
+  /** The row of the other keys shows them; a head of an overview is opened. */
+  private selectCell(part: Loaded, figure: FlowFigure, { detail: { row } }: CellEvent): void {
+    const line = at(figure.lines, row);
+    if (part.heads.length > 1) this.store.show({ head: at(part.heads, line.lane), stage: null });
+    else if (line.slot === null) this.store.show({ tail: true });
   }
 
-  protected override updated(changed: PropertyValues): void {
-    super.updated(changed);
-    const part = this.computed;
-    if (!part) return;
-    const { operations } = computeRow(part.entry, part.mechanism, part.head, part.step, this.store.state.toggles);
-    const columns = this.axes(part).columns;
-    for (const canvas of this.shadowRoot!.querySelectorAll<HTMLCanvasElement>("canvas[data-table]")) {
-      const table = operations[Number(canvas.dataset["table"])]?.table;
-      if (!table) continue;
-      const largest = table.data.reduce((best, value) => Math.max(best, Math.abs(value)), 0) || 1;
-      const axes = { rows: columns.slice(0, table.rows), columns: Array.from({ length: table.columns }, () => ""), rowName: "slot", columnName: `${table.columns} units` };
-      const options = { axes, colors: "signed", width: 340, height: 200, fontSize: null, focus: null, selected: [] } as const;
-      paint(canvas, new MatrixFigure({ ...options, weights: table, largest }), currentPalette());
+  /** Show one stage after the other, and one step after the other. */
+  private play(): void {
+    this.isPlaying = true;
+    this.timer = setInterval(() => this.advance(), PAUSE);
+    this.advance();
+  }
+
+  private pause(): void {
+    clearInterval(this.timer);
+    this.isPlaying = false;
+  }
+
+  private advance(): void {
+    const part = this.chosen;
+    if (!part) return this.pause();
+    const { stage } = this.store.state;
+    const { stages } = this.createFigure(part, this.to, this.frame);
+    if (stage !== null && stage + 1 < stages.length) return this.store.show({ stage: stage + 1 });
+    if (stage !== null && part.step + 1 === part.steps) {
+      this.store.show({ stage: null });
+      return this.pause();
     }
+    const row = stage === null ? part.step : part.step + 1;
+    const { weights } = at(this.compute({ ...part, step: row }, UNCHANGED), 0);
+    this.store.show({ row, stage: 0, column: weights.indexOf(Math.max(...weights)) });
   }
 }
