@@ -3,16 +3,19 @@
     python benchmarks/mechanisms.py                      # all, two at a time, about 15 minutes on 2 cores
     python benchmarks/mechanisms.py bahdanau luong-dot   # only these
     python benchmarks/mechanisms.py --gallery docs/mechanisms.md
+    python benchmarks/mechanisms.py --small --out runs/gallery --traces src/regard/explorer/gallery.json.gz
 
-Runs are stored in runs/mechanisms and reused.
+Runs are stored in runs/mechanisms and reused. The last command trains small models for `regard explore --gallery`, and
+writes their predictions with everything that the page shows.
 """
 
 import argparse
+import gzip
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ import regard
 from regard.attention.mechanisms import MECHANISMS, Mechanism
 from regard.config import resolve
 from regard.data.corpora import load_corpus
-from regard.formatting import table
+from regard.explorer.embedding import embed_models
+from regard.formatting import table, to_json
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
@@ -55,18 +59,25 @@ class Entry:
 
     name: str
     equation: str
+    citation: str
     description: str
     selected_by: dict[str, Any]
     required: dict[str, Any]
     attention: str = "cross"
+    role: str = "cross"
 
     @classmethod
     def of(cls, mechanism: Mechanism) -> "Entry":
         parts = f"score `{mechanism.score}`, scope `{mechanism.scope}`, selection `{mechanism.select}`"
         heads = f", {mechanism.heads} heads; the map is their average" if mechanism.heads > 1 else ""
-        description = f"{mechanism.citation}: {parts}{heads}."
-        required = REQUIRED_SETTINGS.get(mechanism.name, {})
-        return cls(mechanism.name, mechanism.equation, description, {"model.attention": mechanism.name}, required)
+        return cls(
+            mechanism.name,
+            mechanism.equation,
+            mechanism.citation,
+            f"{parts}{heads}",
+            {"model.attention": mechanism.name},
+            REQUIRED_SETTINGS.get(mechanism.name, {}),
+        )
 
 
 LSTMN = {"model.encoder.cell": "lstmn", "model.decoder.cell": "lstmn"}
@@ -75,33 +86,85 @@ SELF_ATTENTION = [
     Entry(
         "lstmn",
         "a_i ∝ exp(vᵀ tanh(W q_t + U h_i)), h̃_t = Σ_{i<t} a_i h_i, c̃_t = Σ_{i<t} a_i c_i",
-        f"{CHENG}: the cell `lstmn` in encoder and decoder. The map shows which earlier characters the forward "
-        "direction of the encoder reads at each character.",
+        CHENG,
+        "the cell `lstmn` in encoder and decoder. The map shows which earlier characters the forward direction of the "
+        "encoder reads at each character",
         LSTMN,
         {"training.learning_rate": 0.006, "training.steps": 1200},
         "encoder.layers.cells.0.attention",
+        "encoder-self",
     ),
     Entry(
         "lstmn-deep-fusion",
         "c_t = r_t ⊙ α̃_t + f_t ⊙ c̃_t + i_t ⊙ ĉ_t",
-        f"{CHENG}: the cell `lstmn` with `decoder.fusion=deep`. The map shows the attention to the source, which reads "
-        "hidden and cell states.",
+        CHENG,
+        "the cell `lstmn` with `decoder.fusion=deep`. The map shows the attention to the source, which reads hidden "
+        "and cell states",
         {**LSTMN, "model.decoder.fusion": "deep"},
         {"training.learning_rate": 0.003, "training.steps": 2500},
     ),
     Entry(
         "intra-attention",
         "e = s_tᵀ W s_i, p(y_t) from [s_t; Σ_{i<t} a_i s_i; c_t]",
-        "Paulus, Xiong & Socher 2018, arXiv:1705.04304: `decoder.intra_attention=general`. The map shows which earlier "
-        "steps of the decoder each step reads; the columns are their inputs.",
+        "Paulus, Xiong & Socher 2018, arXiv:1705.04304",
+        "`decoder.intra_attention=general`. The map shows which earlier steps of the decoder each step reads; the "
+        "columns are their inputs",
         {"model.decoder.intra_attention": "general"},
         {},
+        "decoder-self",
         "decoder-self",
     ),
 ]
 """Self-attention of recurrent networks."""
 
+TRANSFORMER = Entry(
+    "transformer-model",
+    "Concat(head_1, …, head_h) W, head_i = softmax(Q_i K_iᵀ / √d) V_i, in encoder and decoder",
+    "Vaswani et al. 2017, arXiv:1706.03762",
+    "the architecture `transformer`, with pre-norm and rotary positions. The map is the average of the last layer",
+    {
+        "model": {
+            "kind": "transformer",
+            "size": 64,
+            "feedforward": 128,
+            "layers": 2,
+            "heads": 4,
+            "dropout": 0.0,
+            "norm": "pre",
+            "positions": "rotary",
+        },
+    },
+    {"training.batch_size": 128, "training.learning_rate": 0.002, "training.warmup": 400, "training.steps": 8000},
+)
+"""A small model without a recurrent network."""
+
 ENTRIES = {entry.name: entry for entry in (*map(Entry.of, MECHANISMS.values()), *SELF_ATTENTION)}
+
+SMALL = {
+    "model.embedding": 32,
+    "model.encoder.hidden": 32,
+    "model.decoder.hidden": 64,
+    "training.learning_rate": 0.006,
+    "training.steps": 2500,
+}
+"""Settings of small models, whose predictions with all their numbers take little space."""
+
+SMALL_SETTINGS: dict[str, dict[str, Any]] = {
+    "hard-monotonic": {
+        "model.encoder.hidden": 48,
+        "training.learning_rate": 0.004,
+        "training.steps": 7000,
+    },
+    "lstmn": {"training.steps": 1500},
+    "lstmn-deep-fusion": {"training.learning_rate": 0.003, "training.steps": 2500},
+    "show-attend-tell-hard": {"training.steps": 6000},
+}
+"""The settings in which the small model of an entry differs from `SMALL`."""
+
+
+def shrink(entry: Entry) -> Entry:
+    """Return the entry with the settings of its small model."""
+    return replace(entry, required={**entry.required, **SMALL, **SMALL_SETTINGS.get(entry.name, {})})
 
 
 def train(entry: Entry, folder: Path) -> None:
@@ -184,7 +247,11 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
             100,
         ),
         "",
-        "`python benchmarks/mechanisms.py --gallery docs/mechanisms.md` writes this page.",
+        textwrap.fill(
+            "`python benchmarks/mechanisms.py --gallery docs/mechanisms.md` writes this page. `regard explore "
+            "--gallery` opens the mechanisms in the browser, with all numbers of their equations.",
+            100,
+        ),
         "",
         "| mechanism | exact match | loss | entropy | seconds | settings |",
         "|---|---|---|---|---|---|",
@@ -199,7 +266,7 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
             f"## {name}",
             "",
             f"{entry.equation}  ",
-            textwrap.fill(entry.description, 100),
+            textwrap.fill(f"{entry.citation}: {entry.description}.", 100),
             "",
             "```text",
             drawn,
@@ -209,19 +276,49 @@ def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[st
     path.write_text("\n".join(lines), "utf-8")
 
 
+def format_override(key: str, value: Any) -> str:
+    """Return a setting as an argument of `regard train`, without details of the model."""
+    return f"{key}.kind={value['kind']}" if isinstance(value, dict) else f"{key}={value}"
+
+
+def write_traces(entries: list[Entry], folder: Path, path: Path) -> None:
+    """Write the predictions for one sentence that `regard explore --gallery` shows."""
+    data = embed_models({entry.name: regard.load(folder / entry.name) for entry in entries}, [SENTENCE])
+    data["gallery"] = [
+        {
+            "model": model["id"],
+            "equation": entry.equation,
+            "citation": entry.citation,
+            "description": entry.description.replace("`", ""),
+            "settings": " ".join(format_override(key, value) for key, value in entry.selected_by.items()),
+            "role": entry.role,
+        }
+        for model, entry in zip(data["models"], entries, strict=True)
+    ]
+    # Without a time, the same models give the same file.
+    path.write_bytes(gzip.compress(to_json(data, ensure_ascii=False).encode(), mtime=0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(ENTRIES), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/mechanisms"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--gallery", type=Path, metavar="FILE", help="write the gallery to FILE")
+    parser.add_argument("--small", action="store_true", help="train small models, and a Transformer")
+    parser.add_argument("--traces", type=Path, metavar="FILE", help="write the predictions for one sentence to FILE")
     args = parser.parse_args()
+    entries = [ENTRIES[name] for name in args.names]
+    if args.small:
+        entries = [*map(shrink, entries), TRANSFORMER]
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda name: train(ENTRIES[name], args.out), args.names))
-    rows = [build_row(ENTRIES[name], args.out) for name in args.names]
+        list(pool.map(lambda entry: train(entry, args.out), entries))
+    rows = [build_row(entry, args.out) for entry in entries]
     print(table(["mechanism", "exact match", "loss", "entropy", "seconds", "settings"], rows))
     if args.gallery:
         write_gallery(args.names, args.out, args.gallery, rows)
+    if args.traces:
+        write_traces(entries, args.out, args.traces)
 
 
 if __name__ == "__main__":

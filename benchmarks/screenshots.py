@@ -8,13 +8,15 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import PIL.Image
 import uvicorn
+from starlette.types import ASGIApp
 
 from regard.explorer.app import create_app
 from regard.explorer.security import Access
@@ -34,13 +36,17 @@ SHOTS: Final = {
 """For each file: the colors, the fragment of the URL, and the element that shows that the page is complete."""
 
 
-@contextmanager
-def serve(runs: Sequence[str]) -> Iterator[str]:
+def serve(runs: Sequence[str]) -> AbstractContextManager[str]:
     """Serve the page of some runs, and yield its URL."""
+    return serve_app(partial(create_app, load_models(runs)))
+
+
+@contextmanager
+def serve_app(create: Callable[[Access], ASGIApp]) -> Iterator[str]:
+    """Serve an application, and yield its URL."""
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    app = create_app(load_models(runs), Access("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(create(Access("127.0.0.1", port)), log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{port}/"

@@ -59,6 +59,18 @@ def test_the_newest_run_is_served_until_ctrl_c(small_run: RunFolder, tmp_path: P
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
+def test_the_gallery_needs_no_run(tmp_path: Path) -> None:
+    with start("--gallery", "--port", "0", cwd=tmp_path) as (_, url), urllib.request.urlopen(url, timeout=HANG) as page:
+        assert "luong-local-p" in page.read().decode()
+
+
+def test_the_gallery_shows_no_run(cli: Run, small_run: RunFolder) -> None:
+    done = cli("explore", small_run.path, "--gallery", "--no-browser")
+    assert done.returncode == 2
+    assert "Omit either --gallery or RUN" in done.stderr
+
+
 def test_a_server_for_other_machines_needs_a_token(cli: Run, small_run: RunFolder) -> None:
     done = cli("explore", small_run.path, "--host", "0.0.0.0", "--no-browser")
     assert done.returncode == 2

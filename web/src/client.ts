@@ -3,7 +3,7 @@ import { at } from "./arrays.js";
 import type { Attribution } from "./attribution.js";
 import type { AttributionRequest, CorpusRequest, MetricsRequest, TraceRequest } from "./requests.js";
 import type { Example } from "./state.js";
-import type { Mechanism, TraceDocument } from "./trace.js";
+import type { Mechanism, Role, TraceDocument } from "./trace.js";
 
 export interface ModelSummary {
   id: string;
@@ -209,6 +209,16 @@ async function* readLines(response: Response): AsyncIterable<unknown> {
   }
 }
 
+/** A model of the gallery: its mechanism, the settings that select it, and the attention to show. */
+export interface GalleryEntry {
+  model: string;
+  equation: string;
+  citation: string;
+  description: string;
+  settings: string;
+  role: Role;
+}
+
 /** What an exported page contains. */
 export interface EmbeddedData {
   models: ModelSummary[];
@@ -216,6 +226,7 @@ export interface EmbeddedData {
   cards?: Record<string, ModelCard>;
   results?: { request: ResultRequest; result: Result }[];
   corpora?: Record<string, Corpus>;
+  gallery?: readonly GalleryEntry[];
   /** The predictions that the reader can choose from. */
   examples?: Example[];
   /** The state that the page opens with, and its colors. */

@@ -8,9 +8,10 @@ import { MAX_BEAM, MAX_ROWS } from "./requests.js";
 import type { Head, Layer } from "./selection.js";
 import type { Edit, Role } from "./trace.js";
 
-export const TABS = ["translate", "attention", "steps", "equation", "compare", "corpus", "image", "model"] as const;
+export const TABS = ["gallery", "translate", "attention", "steps", "equation", "compare", "corpus", "image", "model"] as const;
 export type Tab = (typeof TABS)[number];
 export const TAB_NAMES: Record<Tab, string> = {
+  gallery: "Gallery",
   translate: "Translate",
   attention: "Attention",
   steps: "Steps",

@@ -1,5 +1,6 @@
 """regard explore"""
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ Examples:
   regard explore
   regard explore runs/dates
   regard explore runs/dates runs/transformer --no-browser
+  regard explore --gallery
   regard explore runs/dates --host 0.0.0.0 --token "$TOKEN" """
 
 RUNS = Path("runs")
@@ -34,10 +36,17 @@ RUNS = Path("runs")
     help="Address of the server. If other machines can reach it, --token is required.",
 )
 @click.option("--token", metavar="TOKEN", help="Secret that a browser needs to open the page.")
+@click.option("--gallery", is_flag=True, help="Show every attention mechanism on an example. No model is needed.")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Whether to open the page in a browser.")
 @accept_changes_option
 def command(
-    runs: tuple[str, ...], port: int | None, host: str, token: str | None, browser: bool, accept_changes: bool
+    runs: tuple[str, ...],
+    port: int | None,
+    host: str,
+    token: str | None,
+    gallery: bool,
+    browser: bool,
+    accept_changes: bool,
 ) -> None:
     """Explore models in the browser: predictions, attention weights, steps of the search.
 
@@ -45,7 +54,9 @@ def command(
     By default, URLs of the page open on this machine only. To send a prediction to somebody else, save an HTML file
     with Export.
     """
-    paths = runs or (str(find_newest_run()),)
+    if gallery and runs:
+        raise click.UsageError("--gallery shows no models of yours. Omit either --gallery or RUN.")
+    paths = () if gallery else runs or (str(find_newest_run()),)
     for path in paths:
         open_model(path, accept_changes=accept_changes)
     try:
@@ -57,6 +68,8 @@ def command(
             "'regard[explorer]'."
         ) from None
 
+    from regard.explorer.app import create_app
+    from regard.explorer.gallery import create_gallery
     from regard.explorer.served_model import load_models
     from regard.explorer.server import is_loopback, serve
 
@@ -68,7 +81,8 @@ def command(
         )
     if not is_loopback(host) and token is None:
         raise click.UsageError(f"--host {host}: other machines can reach this address. Add --token TOKEN.")
-    serve(load_models(paths, accept_changes=accept_changes), host, port, token, browser=browser)
+    create = create_gallery if gallery else partial(create_app, load_models(paths, accept_changes=accept_changes))
+    serve(create, host, port, token, browser=browser)
 
 
 def check_token(token: str) -> None:

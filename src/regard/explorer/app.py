@@ -25,7 +25,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 LINES: Final = "application/x-ndjson"
 
-router = APIRouter()
+files, router = APIRouter(), APIRouter()
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,22 @@ def create_app(models: Sequence[ServedModel], access: Access) -> FastAPI:
         for served in models:
             served.worker.close()
 
-    # The pages that FastAPI generates for an API load scripts from elsewhere.
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=prepare_and_close)
+    app = create_site(access, lifespan=prepare_and_close)
     app.state.session = session
     app.include_router(router)
+    return app
+
+
+def create_site(access: Access, **options: Any) -> FastAPI:
+    """Return an application that serves the files of the page to those who have access, and reports failures.
+
+    Args:
+        access: The address of the server and the token, which every request is checked against.
+        options: Options of FastAPI.
+    """
+    # The pages that FastAPI generates for an API load scripts from elsewhere.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, **options)
+    app.include_router(files)
     app.add_middleware(SecurityMiddleware, access=access)
     for kind in (RequestError, RegardError, Exception):
         app.add_exception_handler(kind, _report_error)
@@ -75,11 +87,15 @@ def create_app(models: Sequence[ServedModel], access: Access) -> FastAPI:
     return app
 
 
-@router.get("/")
-@router.get("/app.js")
-@router.get("/app.css")
+@files.get("/app.js")
+@files.get("/app.css")
 async def get_file(request: Request) -> Response:
-    return FileResponse(STATIC / (request.url.path.lstrip("/") or "index.html"))
+    return FileResponse(STATIC / request.url.path.lstrip("/"))
+
+
+@router.get("/")
+async def get_page(_: Request) -> Response:
+    return FileResponse(STATIC / "index.html")
 
 
 @router.get("/api/models")

@@ -1,14 +1,12 @@
 """The page of the explorer in a notebook: a widget with the traces of some texts. It needs no server."""
 
 from collections.abc import Sequence
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Final
 
 from regard.api.model import Model
 from regard.arguments import check_integer, check_texts, check_type
-from regard.config import to_yaml
 from regard.errors import ConfigError
-from regard.explorer.served_model import summarize_model
+from regard.explorer.embedding import embed_models
 from regard.inspection.trace.page import render_page
 from regard.models.settings import TEXT
 
@@ -20,8 +18,6 @@ except ImportError:
         "The explorer in a notebook requires the package anywidget, which is not installed. Run pip install "
         "'regard[notebook]'."
     ) from None
-
-_ID: Final = "0"
 
 _ESM: Final = """
 export default {
@@ -73,16 +69,4 @@ def explore(model: Model, sources: str | Sequence[str], *, beam: int = 4, height
         raise ConfigError(f"The model reads sources of the kind {kind}. Use `regard explore` for this model.")
     if not texts:
         raise ConfigError("sources is empty. Give at least one text.")
-    data = {
-        "models": [{**summarize_model(model), "id": _ID, "name": "model", "examples": texts}],
-        "traces": [_trace(model, text, beam) for text in texts],
-        "cards": {_ID: {"settings": to_yaml(model.settings)}},
-        "fragment": urlencode({"text": texts[0], "beam": beam}),
-    }
-    return ExplorerWidget(page=render_page(data), height=height)
-
-
-def _trace(model: Model, text: str, beam: int) -> dict[str, Any]:
-    """Return a trace with the request that the page looks it up by."""
-    request = {"model": _ID, "source": {"text": text}, "search": {"beam": beam}, "edits": [], "queries": True}
-    return {"request": request, "document": model.trace(text, queries=True, beam=beam).document}
+    return ExplorerWidget(page=render_page(embed_models({"model": model}, texts, beam=beam)), height=height)

@@ -5,25 +5,26 @@ import ipaddress
 import socket
 import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
 
 import click
 import uvicorn
+from starlette.types import ASGIApp
 
 from regard.errors import ConfigError
-from regard.explorer.app import create_app
 from regard.explorer.security import Access
-from regard.explorer.served_model import ServedModel
 
 DEFAULT_PORT: Final = 7866
 _SECONDS_TO_CLOSE: Final = 2
 
 
-def serve(models: Sequence[ServedModel], host: str, port: int | None, token: str | None, *, browser: bool) -> None:
-    """Serve the page until the process is interrupted. Print the URL on stdout once requests are accepted."""
+def serve(
+    create: Callable[[Access], ASGIApp], host: str, port: int | None, token: str | None, *, browser: bool
+) -> None:
+    """Serve an application until the process is interrupted. Print its URL on stdout once requests are accepted."""
     listener = listen(host, port)
     with listener:
         name = f"[{host}]" if ":" in host else host
@@ -33,7 +34,7 @@ def serve(models: Sequence[ServedModel], host: str, port: int | None, token: str
         if browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         config = uvicorn.Config(
-            create_app(models, access),
+            create(access),
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -15,6 +15,7 @@ import { renderFailure } from "./controls.js";
 import "./corpus-view.js";
 import "./equation-view.js";
 import "./export-dialog.js";
+import "./gallery-view.js";
 import type { ExportDialog } from "./export-dialog.js";
 import "./guided-tour.js";
 import "./image-view.js";
@@ -104,7 +105,13 @@ export class ExplorerApp extends StoreElement {
   }
 
   private get tabs(): Tab[] {
-    return TABS.filter((tab) => tab !== "image" || this.store.readsImages);
+    const { client, readsImages } = this.store;
+    const optional: Partial<Record<Tab, boolean>> = {
+      gallery: Boolean(client.saved?.gallery),
+      corpus: client.isLive || client.corpora.size > 0,
+      image: readsImages,
+    };
+    return TABS.filter((tab) => optional[tab] ?? true);
   }
 
   private get tab(): Tab {
@@ -173,6 +180,7 @@ export class ExplorerApp extends StoreElement {
   private renderView(): TemplateResult {
     const { store } = this;
     if (this.tab === "corpus") return html`<corpus-view .store=${store}></corpus-view>`;
+    if (this.tab === "gallery") return html`<gallery-view .store=${store}></gallery-view>`;
     if (this.tab === "model") return html`<model-view .store=${store}></model-view>`;
     if (!store.trace) return store.loading || store.error ? html`` : this.renderWelcome();
     switch (this.tab) {
@@ -220,7 +228,7 @@ export class ExplorerApp extends StoreElement {
       return;
     }
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.help.open || this.exportDialog.isOpen) return;
-    const tab = TABS[Number(event.key) - 1];
+    const tab = this.tabs[Number(event.key) - 1];
     const actions: Record<string, () => void> = {
       "/": () => this.sourceBar.focusText(),
       "?": () => this.help.showModal(),

@@ -60,6 +60,12 @@ def render_page(data: dict[str, Any], trace: Document | None = None) -> str:
     return render_empty_page().replace(_embed(_DATA), embedded, 1)
 
 
+def render_linked_page(data: dict[str, Any]) -> str:
+    """Return the page with data, but with links to its script and style instead of their code."""
+    page = (STATIC / "index.html").read_text("utf-8")
+    return page.replace("</body>", f"{_embed(_DATA, data)}</body>")
+
+
 def render_trace(trace: Document, style: Style) -> str:
     """Return the page of one trace, with its document."""
     model, source, edits = trace["model"], trace["source"], trace["edits"]
