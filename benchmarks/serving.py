@@ -90,6 +90,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("run", help="run folder of a Transformer")
     parser.add_argument("--source", required=True, help="file of sentences, one per line")
     parser.add_argument("--libretranslate", help="folder of the program libretranslate")
+    parser.add_argument("--engines", nargs="+", default=["torch", "ct2"], help="engines of regard; torch uses a GPU")
+    parser.add_argument("--bare", action=argparse.BooleanOptionalAction, default=True, help="measure CTranslate2 alone")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--requests", type=int, default=200, help="with one client; four times as many otherwise")
     parser.add_argument("--rounds", type=int, default=2)
@@ -104,13 +106,15 @@ def build_commands(
     model = regard.load(arguments.run, device="cpu")
     serve = [sys.executable, "-m", "regard", "serve", f"en:de={arguments.run}", "--port", "{port}"]
     search = ["--beam", str(BEAM), "--set", "length_penalty=0", "--log-format", "text", "--characters", "0"]
-    yield "regard, torch", ([*serve, "--engine", "torch", *search], {})
-    yield "regard, ct2", ([*serve, "--engine", "ct2", *search], {})
-    exported = model.export(folder / "ct2", to="ct2")
-    tokenizers = model.predictor.reader.tokenizer, model.predictor.tokenizer  # type: ignore[attr-defined]
-    for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
-        tokenizer.inner.save(str(exported / f"{side}.json"))
-    yield "CTranslate2, FastAPI", ([sys.executable, "-c", BARE, str(exported), "{port}", str(arguments.threads)], {})
+    for engine in arguments.engines:
+        yield f"regard, {engine}", ([*serve, "--engine", engine, *search], {})
+    if arguments.bare:
+        exported = model.export(folder / "ct2", to="ct2")
+        tokenizers = model.predictor.reader.tokenizer, model.predictor.tokenizer  # type: ignore[attr-defined]
+        for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
+            tokenizer.inner.save(str(exported / f"{side}.json"))
+        command = [sys.executable, "-c", BARE, str(exported), "{port}", str(arguments.threads)]
+        yield "CTranslate2, FastAPI", (command, {})
     if arguments.libretranslate:
         environment = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache"),
                        "XDG_CONFIG_HOME": str(folder / "config"), "HOME": str(folder), "ARGOS_INTER_THREADS": "1",

@@ -13,6 +13,13 @@ function create(name: string, ...children: (Element | string)[]): Element {
   return element;
 }
 
+/** The space around a word. */
+function space(): Element {
+  const element = create("mspace");
+  element.setAttribute("width", "0.2em");
+  return element;
+}
+
 class Parser {
   private position = 0;
   private readonly characters: string[];
@@ -64,7 +71,8 @@ class Parser {
     const name = [character, ...this.characters.slice(this.position, end)].join("");
     this.position = end;
     // A subscript that is written without braces is one letter.
-    return create("mi", name);
+    if (name.length === 1) return create("mi", name);
+    return create("mrow", space(), create("mi", name), this.characters[end] === "(" ? "" : space());
   }
 }
 
