@@ -1,11 +1,17 @@
-"""The tab Corpus in a browser: models side by side on the test set, filters, order, and a click that opens a pair."""
+"""The tab Corpus in a browser: models side by side on the test set, filters, order, and a click that opens a pair. The
+nearest training pairs of a source and of a decoder state.
+"""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import regard
+from regard.data.corpora import load_corpus
+from regard.yaml_reader import dump_yaml, read_yaml
+from screenshots import serve
 from tests_browser import check_accessibility, needs_axe, tab_to
 from tests_explorer import FIND_SERVER, LOSE_SERVER, LOST, open_page, read_output, save_download, wait_for_url
 
@@ -184,4 +190,79 @@ def test_the_corpus_is_accessible_and_fits_a_phone(page: Any, url: str, scheme: 
     page.wait_for_timeout(300)
     assert page.locator("corpus-view").evaluate("view => view.scrollWidth <= view.clientWidth")
     assert page.locator("corpus-view table").first.is_visible()
+    check_accessibility(page)
+
+
+def read_neighbors(page: Any) -> list[tuple[str, str]]:
+    """Return the source and the target of the nearest training pairs, when they are those of the present state."""
+    page.wait_for_selector("neighbors-panel .stack:not(.loading) > ol")
+    rows = page.locator("neighbors-panel li").all()
+    return [(row.locator("bdi").first.inner_text(), row.locator("bdi").last.inner_text()) for row in rows]
+
+
+def test_the_nearest_training_pairs_are_listed_and_opened(page: Any, url: str, runs: list[Path]) -> None:
+    pairs = list(load_corpus(regard.load(runs[0]).settings.data).train)
+    open_page(page, url, f"text={pairs[0][0]}")
+    page.get_by_role("button", name="Find the nearest training pairs").click()
+    for similarity in ("Encoder", "Text"):
+        page.get_by_role("group", name="Similarity").get_by_role("button", name=similarity).click()
+        neighbors = read_neighbors(page)
+        assert neighbors[0] == pairs[0]
+        assert page.locator("neighbors-panel li .number").first.inner_text() == "1.00"
+        assert set(neighbors) <= set(pairs)
+    page.reload()
+    assert read_neighbors(page) == neighbors
+    page.locator("neighbors-panel li button").nth(1).click()
+    page.wait_for_selector("main[aria-busy=false]")
+    assert page.get_by_label("Source", exact=True).first.input_value() == neighbors[1][0]
+    assert read_neighbors(page)[0] == neighbors[1]
+    page.get_by_role("button", name="Hide").click()
+    assert page.locator("neighbors-panel li").count() == 0
+
+
+def test_the_neighbors_of_a_decoder_state_follow_the_step_and_mark_the_next_token(page: Any, url: str) -> None:
+    open_page(page, url, "text=3 mai 2009&tab=steps&row=1")
+    page.get_by_role("button", name="Find the nearest training pairs").click()
+    for step in (2, 3):
+        read_neighbors(page)
+        marked = page.locator("neighbors-panel li mark").all_inner_texts()
+        assert len(marked) == page.locator("neighbors-panel li").count()
+        token = page.locator('.prefix [aria-current="step"]').inner_text()
+        expected = f"{marked.count(token)} of {len(marked)} continue with “{token}”, as the output does at step {step}."
+        assert page.locator("neighbors-panel #agreement").inner_text() == expected
+        page.locator("#next").click()
+
+
+def test_a_model_without_its_training_data_says_so(page: Any, runs: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(runs[0], tmp_path / "run")
+    settings, _ = read_yaml(tmp_path / "run" / "config.yaml")
+    data = {"kind": "files", "train": {"path": str(tmp_path / "missing.tsv")}}
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml({**settings, "data": data}), "utf-8")
+    with serve([str(tmp_path / "run")]) as address:
+        open_page(page, address, "text=3 mai 2009")
+        page.get_by_role("button", name="Find the nearest training pairs").click()
+        page.wait_for_selector("neighbors-panel >> text=The training pairs of this model cannot be read.")
+        assert page.locator("neighbors-panel .retry").is_visible()
+        page.locator("#tab-corpus").click()
+        page.wait_for_selector("text=The test set and the dev set of this model cannot be read")
+
+
+def test_an_exported_page_contains_the_neighbors(page: Any, url: str, tmp_path: Path) -> None:
+    open_page(page, url, "text=3 mai 2009&row=4&neighbors=by_state")
+    neighbors = read_neighbors(page)
+    page.goto(save_download(page, tmp_path, "html").as_uri())
+    assert read_neighbors(page) == neighbors
+    page.locator('[aria-label="Output tokens"] button').first.click()
+    page.wait_for_selector("neighbors-panel >> text=This file does not contain this result.")
+
+
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_neighbors_are_accessible_and_fit_a_phone(page: Any, url: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    open_page(page, url, "text=3 mai 2009&row=4&neighbors=by_state")
+    read_neighbors(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(300)
+    assert page.locator("neighbors-panel").evaluate("panel => panel.scrollWidth <= panel.clientWidth")
     check_accessibility(page)

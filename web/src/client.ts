@@ -1,7 +1,7 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
 import { at } from "./arrays.js";
 import type { Attribution } from "./attribution.js";
-import type { AttributionRequest, CorpusRequest, MetricsRequest, TraceRequest } from "./requests.js";
+import type { AttributionRequest, CorpusRequest, MetricsRequest, NeighborsRequest, TraceRequest } from "./requests.js";
 import type { Example } from "./state.js";
 import type { Mechanism, Role, TraceDocument } from "./trace.js";
 
@@ -86,9 +86,33 @@ export interface CorpusMetrics {
   metrics: CorpusMetric[];
 }
 
+/** A training pair that is near to a source or to a state of the decoder. */
+export interface Neighbor {
+  number: number;
+  source: string;
+  target: string;
+  similarity: number;
+  /** The tokens of the target, and the index of the one that comes next in the state. */
+  tokens?: string[];
+  step?: number;
+}
+
+export const NEIGHBOR_KINDS = ["by_text", "by_encoder", "by_state"] as const;
+export type NeighborKind = (typeof NEIGHBOR_KINDS)[number];
+
+/** The nearest training pairs of each kind, of `size` pairs of which some were compared. */
+export interface Neighbors extends Record<NeighborKind, Neighbor[]> {
+  size: number;
+  texts: number;
+  pairs: number;
+  states: number;
+}
+
 /** What is computed besides traces and corpora, and what requests it. */
-export type ResultRequest = AttributionRequest | MetricsRequest;
-export type Result = Attribution | CorpusMetrics;
+export type ResultRequest = AttributionRequest | MetricsRequest | NeighborsRequest;
+export type Result = Attribution | CorpusMetrics | Neighbors;
+/** The results that are streams. */
+export type ResultPath = "attribution" | "neighbors";
 
 export interface Client {
   /** Whether the page can compute something new. An exported page cannot. */
@@ -102,7 +126,7 @@ export interface Client {
   listModels(): Promise<ModelSummary[]>;
   trace(request: TraceRequest, signal: AbortSignal): Promise<TraceDocument>;
   card(model: string): Promise<ModelCard>;
-  streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>>;
+  streamResult(path: ResultPath, request: ResultRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Result }>>;
   /** Yield the entry of `corpora` whenever rows were added to it. */
   streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Corpus>;
   evaluateCorpus(request: MetricsRequest): Promise<CorpusMetrics>;
@@ -133,8 +157,8 @@ export class ServerClient implements Client {
     return this.fetchJson(`api/models/${encodeURIComponent(model)}/card`);
   }
 
-  streamAttribution(request: AttributionRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Attribution }>> {
-    return this.stream("api/attribution", request, signal);
+  streamResult(path: ResultPath, request: ResultRequest, signal: AbortSignal): AsyncIterable<Streamed<{ result: Result }>> {
+    return this.stream(`api/${path}`, request, signal);
   }
 
   async *streamCorpus(request: CorpusRequest, signal: AbortSignal): AsyncIterable<Corpus> {
@@ -274,8 +298,8 @@ export class EmbeddedClient implements Client {
     return card;
   }
 
-  async *streamAttribution(): AsyncIterable<never> {
-    throw new Error("This file does not contain this attribution. Run regard explore to compute it.");
+  async *streamResult(): AsyncIterable<never> {
+    throw new Error("This file does not contain this result. Run regard explore to compute it.");
   }
 
   async *streamCorpus(): AsyncIterable<never> {

@@ -1,6 +1,10 @@
 /** Edits in words: what the reader changed before the model decoded again. */
 import { labelToken, type Edit, type TraceDocument } from "./trace.js";
 
+/** Edits of the attention and masks of the source. A source and output tokens do not contain them. */
+const INSIDE: ReadonlySet<string> = new Set(["set_row", "mask_keys", "uniform_row", "ablate_head", "mask_source", "mask_region"]);
+export const changesModel = (edit: Edit): boolean => INSIDE.has(edit.kind);
+
 const nameHead = (edit: Edit): string => (typeof edit["head"] === "number" ? `head ${edit["head"] + 1}` : "all heads");
 const nameStep = (edit: Edit): string => (typeof edit["step"] === "number" ? `step ${edit["step"] + 1}` : "all steps");
 const count = (values: unknown, noun: string): string => {

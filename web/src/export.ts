@@ -2,7 +2,7 @@
 import { nameCorpus, type EmbeddedData, type Result, type ResultRequest } from "./client.js";
 import { paint, renderSvg, type Figure } from "./figures.js";
 import { isDark, LIGHT } from "./palette.js";
-import type { AttributionRequest, TraceRequest } from "./requests.js";
+import type { MetricsRequest, TraceRequest } from "./requests.js";
 import { writeFragment } from "./state.js";
 import type { Store, Visit } from "./store.js";
 import type { Edit } from "./trace.js";
@@ -98,7 +98,7 @@ function belongsTo({ request: shown, state }: Visit, request: TraceRequest): boo
 const isSame = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right);
 
 /** The trace contains the pixels of an image that was opened, so its file is replaced by its name. */
-function nameImage<R extends TraceRequest | AttributionRequest>({ state }: Visit, request: R): R {
+function nameImage<R extends TraceRequest | Exclude<ResultRequest, MetricsRequest>>({ state }: Visit, request: R): R {
   return "image" in request.source ? { ...request, source: { image: state.text } } : request;
 }
 

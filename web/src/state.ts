@@ -3,6 +3,7 @@ import type { Toggles } from "./equation.js";
 import { UNCHANGED } from "./equation.js";
 import type { Order } from "./flow.js";
 import { METHODS, type Method } from "./attribution.js";
+import { NEIGHBOR_KINDS, type NeighborKind } from "./client.js";
 import { COLUMNS, TRAITS, type Filter } from "./corpus.js";
 import { MAX_BEAM, MAX_ROWS } from "./requests.js";
 import type { Head, Layer } from "./selection.js";
@@ -52,6 +53,8 @@ export interface State extends Filter {
   rows: number[];
   /** What to compare with: the model of this id, or "original", the prediction without edits. */
   other: string;
+  /** Which of the nearest training pairs are listed; empty for none. */
+  neighbors: NeighborKind | "";
   /** How many pairs of the corpus are predicted. */
   pairs: number;
   /** The column that sorts the corpus, with "-" for descending; empty for the order of the file. */
@@ -100,6 +103,7 @@ export const INITIAL: State = {
   column: 0,
   rows: [],
   other: "",
+  neighbors: "",
   pairs: 200,
   sort: "confidence",
   only: [],
@@ -113,7 +117,7 @@ export const INITIAL: State = {
 };
 
 /** Fields whose value is text. All others are written as JSON. */
-const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other", "sort", "order"]);
+const TEXTS: ReadonlySet<string> = new Set(["tab", "model", "text", "role", "view", "colors", "method", "other", "neighbors", "sort", "order"]);
 
 /** Return the fragment of a state: the fields that differ from the initial state. */
 export function writeFragment(state: State): string {
@@ -187,6 +191,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   column: isIndex,
   rows: isIndices,
   other: isText,
+  neighbors: isOneOf("", ...NEIGHBOR_KINDS),
   pairs: (value) => isIndex(value) && (value as number) >= 1 && (value as number) <= MAX_ROWS,
   sort: isOneOf("", ...COLUMNS, ...COLUMNS.map((column) => `-${column}`)),
   only: (value) => Array.isArray(value) && value.every(isOneOf(...TRAITS)),

@@ -2,7 +2,7 @@
 import { at } from "./arrays.js";
 import type { Method } from "./attribution.js";
 import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } from "./client.js";
-import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type TraceRequest } from "./requests.js";
+import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
 import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
@@ -232,16 +232,28 @@ export class Store extends EventTarget {
 
   /** The request of an attribution for the present hypothesis. Edits of the source and of tokens are part of it. */
   describeAttribution(method: Method): AttributionRequest {
-    const { model, source, search } = this.describeRequest();
+    const { model, search } = this.describeRequest();
     const { hypothesis, edits } = this.state;
     const isPredicted = !edits.length && hypothesis === 0;
     return {
       model,
-      source: "text" in source ? { text: this.trace!.source.text } : source,
+      source: this.describeEditedSource(),
       search,
       target: isPredicted ? null : (this.trace!.hypotheses[hypothesis]?.text ?? null),
       methods: [method],
     };
+  }
+
+  /** The request of the training pairs that are near to the source, and to the state of the decoder at the present step. */
+  describeNeighbors(): NeighborsRequest {
+    const { model, hypothesis, row } = this.state;
+    const steps = this.trace!.steps[hypothesis] ?? [];
+    return { model, source: this.describeEditedSource(), tokens: steps.slice(0, row).map(({ id }) => id) };
+  }
+
+  private describeEditedSource(): TraceRequest["source"] {
+    const { source } = this.describeRequest();
+    return "text" in source ? { text: this.trace!.source.text } : source;
   }
 
   /** The request of the corpus of a model, with the search of the page: a row opens the same prediction. */

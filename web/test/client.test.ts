@@ -74,7 +74,7 @@ test("a stream yields each line, also if chunks split lines and characters", asy
       controller.close();
     },
   })));
-  const lines = await collect(new ServerClient("").streamAttribution(REQUEST, signal()));
+  const lines = await collect(new ServerClient("").streamResult("attribution", REQUEST, signal()));
   assert.deepEqual(lines, [{ progress: 0 }, { result: { tokens: ["年"] } }, { progress: 1 }]);
 });
 
@@ -106,7 +106,7 @@ test("a stream that fails ends with the error of its last line", async () => {
   serve(async () => chunked('{"progress": 0.5}\n', '{"error": {"message": "The target is empty."}}\n'));
   const seen: unknown[] = [];
   const read = async (): Promise<void> => {
-    for await (const part of new ServerClient("").streamAttribution({ ...REQUEST, methods: ["occlusion"] }, signal())) seen.push(part);
+    for await (const part of new ServerClient("").streamResult("attribution", { ...REQUEST, methods: ["occlusion"] }, signal())) seen.push(part);
   };
   await assert.rejects(read(), /The target is empty/);
   assert.deepEqual(seen, [{ progress: 0.5 }]);

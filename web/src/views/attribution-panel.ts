@@ -2,6 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, property } from "lit/decorators.js";
 import { METHOD_MEANINGS, METHOD_NAMES, METHODS, selectScores, type Attribution, type Method } from "../attribution.js";
+import { changesModel } from "../edits.js";
 import { MatrixFigure, type Cell, type Frame } from "../figures.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
@@ -10,9 +11,6 @@ import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
 import { renderProgress } from "./controls.js";
-
-/** Edits that the attribution does not contain: it explains a source and a target, with the attention of the model. */
-const NOT_EXPLAINED: ReadonlySet<string> = new Set(["set_row", "mask_keys", "uniform_row", "ablate_head", "mask_source", "mask_region"]);
 
 @customElement("attribution-panel")
 export class AttributionPanel extends View {
@@ -42,17 +40,7 @@ export class AttributionPanel extends View {
   protected override willUpdate(): void {
     if (!this.store.isCurrent) return;
     this.keys = Object.fromEntries(METHODS.map((method) => [method, JSON.stringify(this.store.describeAttribution(method))]));
-    const key = this.keys[this.method]!;
-    if (this.store.results.has(key)) {
-      this.stop();
-      return;
-    }
-    const open = (signal: AbortSignal) => this.store.client.streamAttribution(this.store.describeAttribution(this.method), signal);
-    this.stream(key, open, (part) => {
-      this.store.results.set(key, part.result);
-      this.store.announce(`${METHOD_NAMES[this.method]} computed`);
-      this.store.notify();
-    });
+    this.computeResult("attribution", this.store.describeAttribution(this.method));
   }
 
   private get map(): SelectedMap | null {
@@ -96,7 +84,7 @@ export class AttributionPanel extends View {
       <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row.
         <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative.</span></p>
       ${this.renderAgreement()}
-      ${this.store.state.edits.some((edit) => NOT_EXPLAINED.has(edit.kind))
+      ${this.store.state.edits.some(changesModel)
         ? html`<p class="muted small">The scores explain the model without the masks and the edits of attention.</p>`
         : ""}
     `;

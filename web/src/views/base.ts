@@ -1,7 +1,7 @@
 /** The base of all views: they are drawn again when the store or the theme changes. */
 import { LitElement, type PropertyValues, type TemplateResult } from "lit";
 import { property, state } from "lit/decorators.js";
-import type { Streamed } from "../client.js";
+import type { ResultPath, ResultRequest, Streamed } from "../client.js";
 import type { Figure } from "../figures.js";
 import { shared } from "../styles.js";
 import { renderFailure } from "./controls.js";
@@ -92,6 +92,19 @@ export abstract class View extends StoreElement {
       }
     };
     this.load(key, read, () => this.requestUpdate());
+  }
+
+  /** Compute a result once, and keep it in the store. */
+  protected computeResult(path: ResultPath, request: ResultRequest): void {
+    const { store } = this;
+    const key = JSON.stringify(request);
+    if (store.results.has(key)) this.stop();
+    else
+      this.stream(key, (signal) => store.client.streamResult(path, request, signal), ({ result }) => {
+        store.results.set(key, result);
+        store.announce(`Computed: ${path}`);
+        store.notify();
+      });
   }
 
   /** The failure of the last request, with a button that repeats it. */

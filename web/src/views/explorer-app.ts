@@ -20,6 +20,7 @@ import type { ExportDialog } from "./export-dialog.js";
 import "./guided-tour.js";
 import "./image-view.js";
 import "./model-view.js";
+import "./neighbors-panel.js";
 import "./source-bar.js";
 import type { SourceBar } from "./source-bar.js";
 import "./steps-view.js";
@@ -187,7 +188,7 @@ export class ExplorerApp extends StoreElement {
       case "attention":
         return html`<attention-view .store=${store}></attention-view>`;
       case "steps":
-        return html`<steps-view .store=${store}></steps-view>`;
+        return html`<steps-view .store=${store}></steps-view><neighbors-panel .store=${store}></neighbors-panel>`;
       case "equation":
         return html`<equation-view .store=${store}></equation-view>`;
       case "compare":
@@ -195,7 +196,7 @@ export class ExplorerApp extends StoreElement {
       case "image":
         return html`<image-view .store=${store}></image-view>`;
       default:
-        return html`<translate-view .store=${store}></translate-view>`;
+        return html`<translate-view .store=${store}></translate-view><neighbors-panel .store=${store}></neighbors-panel>`;
     }
   }
 
