@@ -1,13 +1,19 @@
 """Figures for papers, and the page as a file: what they contain, and that they show the same as the page."""
 
+import io
 import json
+import re
 import xml.etree.ElementTree
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
+import PIL.ImageChops
 import pytest
 
+from tests_command import HANG
 from tests_explorer import SOURCE, open_page, save_download
 
 pytestmark = pytest.mark.slow
@@ -103,3 +109,168 @@ def test_labels_grow_with_the_cells(page: Any, url: str) -> None:
         page.wait_for_selector("canvas-figure canvas")
         sizes.append(page.locator("canvas-figure").evaluate("element => element.figure.fontSize"))
     assert sizes[0] > sizes[1]
+
+
+FORCED = json.dumps([{"kind": "force_token", "step": 1, "token": "7"}])
+
+PAGES = {
+    "matrix": (
+        f"text={SOURCE}&tab=attention&row=3&column=4",
+        "canvas-figure",
+        ["canvas-figure", "attention-view aside ol"],
+    ),
+    "comparison": (
+        f"text={SOURCE}&tab=compare",
+        "#change",
+        ["#change", ".pane:nth-of-type(1)", ".pane:nth-of-type(2)", ".pane:nth-of-type(3)"],
+    ),
+    "edit": (
+        f"text={SOURCE}&tab=attention&edits={FORCED}",
+        "#changes",
+        ["#changes", "canvas-figure"],
+    ),
+    "attribution": (
+        f"text={SOURCE}&tab=attention&method=occlusion",
+        "#agreement",
+        ["attention-view .plot canvas", "attribution-panel canvas", "#agreement"],
+    ),
+    "picture": (
+        f"model=2&tab=image&smooth=false&edits={WORD}",
+        "image-view canvas",
+        ["#changes", "image-view canvas", ".words"],
+    ),
+}  #
+"""For each page: the URL, the element that shows that it is complete, and the regions that are compared."""
+
+
+HIDE_CONTROLS = """app => app.shadowRoot.querySelectorAll("header, source-bar")
+    .forEach(element => element.style.display = "none")"""
+"""An exported page has other controls above the tabs. Where they end is between two pixels."""
+
+
+def photograph(page: Any, complete: str, regions: list[str]) -> list[PIL.Image.Image]:
+    """Return what the regions of a complete page show, without a pointer on them."""
+    page.wait_for_selector(complete)
+    page.mouse.move(0, 0)
+    page.locator("explorer-app").evaluate(HIDE_CONTROLS)
+    page.wait_for_timeout(500)  # transitions, and drawings that are adapted to the width of the view
+    shots = [page.locator(region).first.screenshot(animations="disabled") for region in regions]
+    return [PIL.Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
+
+
+SHOW_CONTROLS = HIDE_CONTROLS.replace("none", "")
+
+
+@pytest.fixture
+def offline(browser: Any) -> Iterator[Any]:
+    """A page without a network, in a browser that knows nothing of the explorer. A request or an error fails it."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, offline=True)
+    opened = context.new_page()
+    problems: list[str] = []
+    opened.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.set_default_timeout(1_000 * HANG)
+    yield opened
+    context.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_an_exported_page_shows_the_same_pixels_without_a_network(
+    page: Any, offline: Any, url: str, tmp_path: Path, case: str
+) -> None:
+    fragment, complete, regions = PAGES[case]
+    open_page(page, url, fragment)
+    expected = photograph(page, complete, regions)
+    page.locator("explorer-app").evaluate(SHOW_CONTROLS)
+    offline.goto(save_download(page, tmp_path, "html").as_uri())
+    for region, before, after in zip(regions, expected, photograph(offline, complete, regions), strict=True):
+        assert len(set(before.get_flattened_data())) > 2, region
+        assert after.size == before.size, region
+        # Chromium draws round corners with a difference of 1 of 255 from time to time.
+        assert max(PIL.ImageChops.difference(before, after).tobytes()) <= 1, region
+
+
+UNFINISHED = re.compile("Computing|Predicting|Reading|Nothing to compare with|[Tt]ry again|Retry")
+
+NEEDS_MODEL = "#run, select#beam, #mask-source, #force-token, button#mask-key, #mask-region, #set-row, #examples, #read"
+
+
+@pytest.mark.parametrize("source", [f"text={SOURCE}", f"model=2&edits={WORD}"])
+def test_an_exported_page_is_complete_and_has_no_controls_that_need_the_model(
+    page: Any, offline: Any, url: str, tmp_path: Path, source: str
+) -> None:
+    open_page(page, url, source)
+    tabs = page.get_by_role("tab").all_inner_texts()
+    offline.goto(save_download(page, tmp_path, "html").as_uri())
+    offline.wait_for_selector("main[aria-busy=false] > *")
+    for name in tabs:
+        offline.get_by_role("tab", name=name, exact=True).click()
+        offline.wait_for_timeout(200)
+        assert offline.get_by_text(UNFINISHED).count() == 0, name
+        assert offline.locator("[role=alert]").count() == 0, name
+        assert offline.locator(NEEDS_MODEL).count() == 0, name
+    assert "run regard explore" in offline.locator("#saved").inner_text()
+
+
+def test_the_tour_of_an_exported_page_works_without_a_network(
+    page: Any, offline: Any, url: str, tmp_path: Path
+) -> None:
+    open_page(page, url)
+    offline.goto(save_download(page, tmp_path, "html").as_uri())
+    offline.locator("#tour").click()
+    titles = set()
+    while offline.locator("guided-tour h2").count():
+        titles.add(offline.locator("guided-tour h2").inner_text())
+        assert offline.locator("[role=alert]").count() == 0
+        offline.locator("guided-tour button.primary").click()
+        offline.wait_for_timeout(100)
+    assert len(titles) == 6
+
+
+def test_the_examples_of_an_exported_page_are_its_predictions(
+    page: Any, offline: Any, url: str, tmp_path: Path
+) -> None:
+    open_page(page, url)
+    page.get_by_label("Source", exact=True).first.fill("4 juin 2011")
+    page.locator("#run").click()
+    page.wait_for_selector("main[aria-busy=false]")
+    page.locator("#export").click()
+    page.locator("[data-example]").check()
+    page.locator("#page-title").fill("Two dates")
+    page.locator("#caption").fill("<b>Figure 1</b>")
+    page.locator("#close").click()
+    offline.goto(save_download(page, tmp_path, "html").as_uri())
+    assert offline.title() == "Two dates"
+    assert "<b>Figure 1</b>" in offline.locator("[aria-label='About this page']").inner_text()
+    for label, text in ((SOURCE, SOURCE), ("4 juin 2011", "4 juin 2011")):
+        offline.locator("#examples").select_option(label=f"{label} (small)")
+        offline.wait_for_selector("main[aria-busy=false]")
+        assert offline.get_by_label("Source", exact=True).first.input_value() == text
+        assert offline.locator("[role=alert]").count() == 0
+    assert offline.locator("#examples option").count() == 3
+
+
+def test_a_copied_link_says_that_it_is_local(page: Any, url: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_page(page, url)
+    page.locator("#export").click()
+    assert "save the HTML file" in page.locator("#link-reach").inner_text()
+    page.locator("[data-format=link]").click()
+    page.wait_for_selector("text=Link copied. It opens on this computer only")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+
+
+def test_a_png_has_the_chosen_number_of_pixels_per_pixel_of_the_figure(page: Any, url: str, tmp_path: Path) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention")
+    width = int(read_svg(save_download(page, tmp_path, "svg")).get("width", ""))
+    sizes = []
+    for scale in ("2", "3"):
+        page.locator("#export").click()
+        page.locator("#scale").select_option(scale)
+        page.locator("#close").click()
+        with PIL.Image.open(save_download(page, tmp_path, "png")) as image:
+            sizes.append(image.width)
+            assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+    assert sizes == [pytest.approx(2 * width, abs=2), pytest.approx(3 * width, abs=3)]

@@ -120,9 +120,10 @@ export class CompareView extends View {
     const { trace } = this;
     if (!trace) return html``;
     if (!this.choices.length) {
-      return html`<section class="panel stack"><h2>Nothing to compare with</h2>
-        ${this.store.client.isLive ? "" : html`<p>The tab Compare was not open for this prediction when the file was saved.</p>`}
-        <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`;
+      return this.store.client.isLive
+        ? html`<section class="panel stack"><h2>Nothing to compare with</h2>
+            <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`
+        : html`<section class="panel stack"><h2>No comparison in this file</h2><p>The tab Compare was not open for this prediction when the file was saved.</p></section>`;
     }
     const { difference } = this;
     return html`

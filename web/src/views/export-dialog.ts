@@ -116,14 +116,18 @@ export class ExportDialog extends StoreElement {
     </section>`;
   }
 
-  private describeLink(): string {
+  /** Say who can open a link to this page. */
+  private get reach(): string {
     const { hostname, host } = location;
-    const reach = /^(localhost|127\.[\d.]+|\[::1\])$/.test(hostname)
+    return /^(localhost|127\.[\d.]+|\[::1\])$/.test(hostname)
       ? "It opens on this computer only, while regard explore runs."
       : `It opens on computers that reach ${host}, while regard explore runs there.`;
+  }
+
+  private describeLink(): string {
     const { example, text } = this.store.state;
     const image = this.store.readsImages && example === null && text ? " It does not contain the image." : "";
-    return `${reach}${image} To send this page to somebody, save the HTML file.`;
+    return `${this.reach}${image} To send this page to somebody, save the HTML file.`;
   }
 
   private toggle(key: string): void {
@@ -160,7 +164,7 @@ export class ExportDialog extends StoreElement {
       case "link":
         this.store.writeUrl();
         await navigator.clipboard.writeText(location.href);
-        return "Link copied.";
+        return `Link copied. ${this.reach} To send this page, save the HTML file.`;
       case "html": {
         const page = await this.createPage();
         download(page, `${name}.html`);

@@ -75,21 +75,28 @@ export class ImageView extends View {
       <div class="body">
         <section class="panel" aria-label="Picture">
           <canvas width=${SIZE} height=${findHeight(trace.source.picture, SIZE)} tabindex="0" role="application" aria-roledescription="picture"
-            aria-label="The picture under the weights of the selected word. Arrow keys move between cells, the space bar brushes a cell out"
+            aria-label="The picture under the weights of the selected word. Arrow keys move between cells${this.store.client.isLive ? ", the space bar brushes a cell out" : ""}"
             @pointerdown=${this.brush} @pointermove=${(event: PointerEvent) => event.buttons && this.brush(event)} @keydown=${this.move}></canvas>
         </section>
         <section class="panel stack" aria-label="Caption">
           <p class="muted small">Choose a word to see what the model looks at</p>
           <div class="words">${tokens.length ? "" : html`<p class="muted">The caption is empty.</p>`}${tokens.map((token, index) => html`<button type="button" aria-pressed=${index === row} @click=${() => this.store.show({ row: index })}><bdi>${joinWord([token])}</bdi></button>`)}</div>
           <p class="number">Cell ${this.cursor + 1}: ${formatPercent(weight)}</p>
-          <div class="row">
-            <button type="button" class="primary" id="mask-region" ?disabled=${!this.brushed.length || !this.store.client.isLive} @click=${this.apply}>${!this.brushed.length ? "Describe without cells" : this.brushed.length === 1 ? "Describe without the brushed cell" : `Describe without ${this.brushed.length} brushed cells`}</button>
-            <button type="button" ?disabled=${!this.brushed.length} @click=${() => (this.brushed = [])}>Clear</button>
-          </div>
-          <p class="muted small">Brush cells with the pointer, or with the arrow keys and the space bar. Their pixels are replaced by the average color, and the model describes the picture again.</p>
+          ${this.store.client.isLive ? this.renderBrush() : ""}
         </section>
       </div>
     </div>`;
+  }
+
+  /** Cells that the model shall not see. */
+  private renderBrush(): TemplateResult {
+    const { length } = this.brushed;
+    const cells = length === 0 ? "cells" : length === 1 ? "the brushed cell" : `${length} brushed cells`;
+    return html`<div class="row">
+        <button type="button" class="primary" id="mask-region" ?disabled=${!length} @click=${this.apply}>Describe without ${cells}</button>
+        <button type="button" ?disabled=${!length} @click=${() => (this.brushed = [])}>Clear</button>
+      </div>
+      <p class="muted small">Brush cells with the pointer, or with the arrow keys and the space bar. Their pixels are replaced by the average color, and the model describes the picture again.</p>`;
   }
 
   private apply(): void {
@@ -104,14 +111,14 @@ export class ImageView extends View {
     const column = Math.floor(((event.clientX - bounds.left) / bounds.width) * columns);
     if (row < 0 || column < 0 || row >= rows || column >= columns) return;
     this.cursor = row * columns + column;
-    if (!this.brushed.includes(this.cursor)) this.brushed = [...this.brushed, this.cursor];
+    if (this.store.client.isLive && !this.brushed.includes(this.cursor)) this.brushed = [...this.brushed, this.cursor];
   }
 
   private move(event: KeyboardEvent): void {
     const [rows, columns] = this.store.trace!.source.grid!;
     const moves: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
     const move = moves[event.key];
-    if (event.key === " ") {
+    if (event.key === " " && this.store.client.isLive) {
       const isBrushed = this.brushed.includes(this.cursor);
       this.brushed = isBrushed ? this.brushed.filter((cell) => cell !== this.cursor) : [...this.brushed, this.cursor];
     } else if (move !== undefined) {
