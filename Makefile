@@ -49,9 +49,9 @@ web: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[explorer]'
 	@touch $@
 
+# The client of Argos Translate needs none of its dependencies, which are large.
 .venv/test-ready: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	# The client of Argos Translate needs none of its dependencies, which are large.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps argostranslate
 	@touch $@
 

@@ -16,6 +16,7 @@ import regard
 from regard.runs.folder import RunFolder
 from regard.serving.settings import AppOptions, Loading, ModelAddress, RequestLimits
 from tests_app import Client, open_client
+from tests_documents import pack, unpack
 
 TEXT = "3 mai 2009"
 
@@ -155,6 +156,27 @@ def test_a_file_is_translated_and_downloaded(client: Client) -> None:
     downloaded = client.get(answer["translatedFileUrl"].partition("8000")[2] or answer["translatedFileUrl"])
     assert downloaded.text == _translate(client, q=f"{TEXT}\n")["translatedText"]
     assert "attachment" in downloaded.headers["content-disposition"]
+
+
+def test_an_office_document_is_translated(client: Client) -> None:
+    source = pack({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": f"<x><p>{TEXT}</p></x>"})
+    answer = client.post("/translate_file", files={"file": ("A.ODT", source)}, data={"source": "en", "target": "de"})
+    downloaded = client.get(answer.json()["translatedFileUrl"])
+    assert downloaded.headers["content-type"] == "application/vnd.oasis.opendocument.text"
+    expected = _translate(client, q=TEXT)["translatedText"]
+    assert unpack(downloaded.content)["content.xml"].decode() == f"<x><p>{expected}</p></x>"
+
+
+def test_a_damaged_document_is_rejected(client: Client) -> None:
+    answer = client.post("/translate_file", files={"file": ("a.docx", b"x")}, data={"source": "en", "target": "de"})
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "a.docx is damaged: File is not a zip file. Save it again."}
+
+
+def test_the_formats_of_files_are_listed(client: Client) -> None:
+    settings = client.get("/frontend/settings").json()
+    assert settings["filesTranslation"]
+    assert {".docx", ".epub", ".odp", ".ods", ".odt", ".pptx", ".txt"} <= set(settings["supportedFilesFormat"])
 
 
 @pytest.mark.parametrize("name", ["..%2F..%2Fetc%2Fpasswd", "missing.txt", "%00", "a" * 300, f"{'a' * 32}.txt"])

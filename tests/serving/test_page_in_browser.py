@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from tests_browser import check_accessibility, needs_axe, tab_to
+from tests_documents import pack, unpack
 
 pytestmark = pytest.mark.slow
 
@@ -184,14 +186,15 @@ def test_the_result_is_copied(page: Any, url: str) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == RESULT
 
 
-def drop_file(page: Any, name: str, content: str) -> None:
+def drop_file(page: Any, name: str, content: str | bytes) -> None:
     data = page.evaluate_handle(
         """([name, content]) => {
             const data = new DataTransfer();
-            data.items.add(new File([content], name, {type: "text/plain"}));
+            const bytes = Uint8Array.from(atob(content), (each) => each.charCodeAt(0));
+            data.items.add(new File([bytes], name));
             return data;
         }""",
-        [name, content],
+        [name, b64encode(content.encode() if isinstance(content, str) else content).decode()],
     )
     page.dispatch_event("main", "dragover", {"dataTransfer": data})
     page.wait_for_selector(".drop")
@@ -208,6 +211,18 @@ def test_a_dropped_document_is_translated_and_downloaded(page: Any, url: str, tm
     assert (tmp_path / "letter").read_text("utf-8") == f"das Auto ist neu.\n\n{RESULT}\n"
     drop_file(page, "picture.xyz", "x")
     page.wait_for_selector(".files .bad:has-text('not supported')")
+
+
+def test_a_dropped_office_document_keeps_its_formats(page: Any, url: str, tmp_path: Path) -> None:
+    open_page(page, url)
+    drop_file(page, "letter.odt", pack({"content.xml": "<x><p><span>the car is new.</span></p></x>"}))
+    with page.expect_download() as download:
+        page.locator(".files a").click()
+    assert download.value.suggested_filename == "letter.de.odt"
+    download.value.save_as(tmp_path / "letter")
+    assert unpack((tmp_path / "letter").read_bytes()) == {
+        "content.xml": b"<x><p><span>das Auto ist neu.</span></p></x>"
+    }
 
 
 def test_models_that_do_not_translate_can_be_selected(page: Any, url: str) -> None:

@@ -24,7 +24,7 @@ from regard.formatting import name_language, parse_json, to_json
 from regard.models.settings import IMAGE, TEXT
 from regard.serving import page
 from regard.serving.detection import Detection, detect
-from regard.serving.documents.files import FILE_FORMATS, parse_file
+from regard.serving.documents.files import FILE_FORMATS, read_file
 from regard.serving.errors import RequestError, raise_invalid
 from regard.serving.keys import Access
 from regard.serving.limits import LimitsMiddleware
@@ -49,7 +49,7 @@ from regard.serving.schemas import (
     TranslateRequest,
 )
 from regard.serving.settings import AppOptions, Loading
-from regard.serving.translation import Translated, choose, parse, translate
+from regard.serving.translation import Translated, choose, parse, predict_sentences, translate
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,10 @@ Load = Callable[[Loading, Callable[[int], object]], Catalog]
 
 async def _close_files(request: Request) -> AsyncIterator[None]:
     """Close the files of a form after the response."""
-    yield
-    await request.close()
+    try:
+        yield
+    finally:
+        await request.close()
 
 
 router = APIRouter(dependencies=[Depends(_close_files)])
@@ -249,21 +251,21 @@ async def post_detection(request: Request) -> Response:
 
 @router.post("/translate_file", openapi_extra=describe_body(TranslateRequest, file="file"))
 async def post_file(request: Request) -> Response:
-    """Translate a file: text, HTML or subtitles (`.srt`). Return the URL of the result, valid for ten minutes."""
+    """Translate a file in a format that `/frontend/settings` lists. Return a URL, which is valid for ten minutes."""
     fields, session = await _admit(request), _session(request)
     wanted = _validate({"q": "", **fields}, TranslateRequest)
-    file = fields.get("file")
-    if not isinstance(file, UploadFile) or not file.filename:
+    upload = fields.get("file")
+    if not isinstance(upload, UploadFile) or not upload.filename:
         raise RequestError(400, "Invalid request: missing file parameter")
-    content = await file.read()
-    beginning = content[:10_000].decode(errors="replace")
-    backend, source, _ = await _find_translator(session.models, wanted.source, wanted.target, beginning)
-    document = await asyncio.to_thread(parse_file, file.filename, content, source, backend.description.sentence)
+    file = await asyncio.to_thread(read_file, upload.filename, await upload.read())
+    backend, source, _ = await _find_translator(session.models, wanted.source, wanted.target, file.sample)
+    document = await asyncio.to_thread(file.parse, source, backend.description.sentence)
     session.check_length(request, document.sentences)
-    translated = await _while_connected(request, translate(backend, document, wanted.want(backend.description)))
-    name = f"{secrets.token_urlsafe(24)}{Path(file.filename).suffix.lower()}"
+    work = predict_sentences(backend, document, wanted.want(backend.description))
+    outputs = await _while_connected(request, work)
+    name = f"{secrets.token_urlsafe(24)}{Path(upload.filename).suffix.lower()}"
     assert _DOWNLOAD.fullmatch(name)
-    content = document.join_bytes([choose(output) for output in translated.outputs])
+    content = await asyncio.to_thread(document.join, [choose(output) for output in outputs])
     await asyncio.to_thread(_store, session.downloads, name, content)
     return _send({"translatedFileUrl": str(request.url_for("download_file", name=name))})
 
@@ -274,8 +276,7 @@ async def download_file(request: Request, name: str) -> Response:
     path = _session(request).downloads / name
     if not _DOWNLOAD.fullmatch(name) or not path.is_file():
         raise RequestError(404, "The file does not exist any more. Translate it again.")
-    media_type = FILE_FORMATS.get(path.suffix, "application/octet-stream")
-    return FileResponse(path, media_type=media_type, filename=f"translated{path.suffix}")
+    return FileResponse(path, media_type=FILE_FORMATS[path.suffix].media_type, filename=f"translated{path.suffix}")
 
 
 @router.get("/stream", openapi_extra=describe_query(SentenceRequest))

@@ -39,20 +39,26 @@ class Translated(NamedTuple):
         return described
 
 
-def parse(text: str, text_format: TextFormat, language: str, limit: int) -> Document:
+def parse(text: str, text_format: TextFormat, language: str, limit: int) -> Document[str]:
     """Split a text into sentences with at most `limit` characters."""
     return parse_html(text, language, limit) if text_format == "html" else parse_text(text, language, limit)
 
 
-async def translate(backend: Backend, document: Document, wanted: Wanted) -> Translated:
-    """Translate a document."""
+async def translate(backend: Backend, document: Document[str], wanted: Wanted) -> Translated:
+    """Translate a text."""
+    outputs = await predict_sentences(backend, document, wanted)
+    count = max((len(output.texts) for output in outputs), default=1)
+    texts = [document.join([choose(output, rank) for output in outputs]) for rank in range(count)]
+    return Translated(texts[0], list(dict.fromkeys(texts[1:])), document.sentences, outputs)
+
+
+async def predict_sentences(backend: Backend, document: Document[Any], wanted: Wanted) -> list[Output]:
+    """Predict the sentences of a document, with the alignments that it needs."""
     wanted = wanted.model_copy(update={"align": wanted.align or document.needs_links})
     outputs: list[Output] = []
     for first in range(0, len(document.sentences), SLICE):
         outputs += await backend.predict(document.sentences[first : first + SLICE], wanted)
-    count = max((len(output.texts) for output in outputs), default=1)
-    texts = [document.join([choose(output, rank) for output in outputs]) for rank in range(count)]
-    return Translated(texts[0], list(dict.fromkeys(texts[1:])), document.sentences, outputs)
+    return outputs
 
 
 def choose(output: Output, rank: int = 0) -> Translation:

@@ -9,20 +9,10 @@ from hypothesis import strategies as st
 
 from regard.serving.documents.html import parse_html
 from regard.serving.documents.markup import MarkupDocument
-from regard.serving.documents.text import Span, Translation
+from regard.serving.documents.text import Translation
+from tests_documents import align, find_words
 
 pytest.importorskip("sentencex", reason="sentencex is missing; install it with: pip install -e '.[test]'")
-
-
-def find_words(text: str) -> list[Span]:
-    return [match.span() for match in re.finditer(r"\S+", text)]
-
-
-def align(sentence: str, text: str, links: str) -> Translation:
-    """Links in Pharaoh format: the index of a word of the sentence, and of one of the translation."""
-    source, target = find_words(sentence), find_words(text)
-    pairs = [map(int, link.split("-")) for link in links.split()]
-    return Translation(text, tuple((source[i], target[j]) for i, j in pairs))
 
 
 def identity(document: MarkupDocument) -> str:

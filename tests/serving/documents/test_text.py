@@ -10,7 +10,7 @@ from regard.serving.documents.text import Document, TextDocument, Translation, f
 pytest.importorskip("sentencex", reason="sentencex is missing; install it with: pip install -e '.[test]'")
 
 
-def translate(document: Document, translations: Sequence[str] | None = None) -> str:
+def translate(document: Document[str], translations: Sequence[str] | None = None) -> str:
     return document.join([Translation(text) for text in translations or document.sentences])
 
 

@@ -1,149 +1,181 @@
-"""Files: text, HTML and subtitles, encoded in UTF-8."""
+"""Files: text, HTML, subtitles, and archives of XML such as office documents and books, encoded in UTF-8."""
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from pathlib import PurePath
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from io import BytesIO
+from pathlib import PurePath, PurePosixPath
+from typing import Final, NamedTuple
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from regard.errors import DataError
-from regard.serving.documents.html import parse_html
-from regard.serving.documents.markup import Kind, MarkupDocument, Token
+from regard.serving.documents.html import parse_html, parse_xhtml
+from regard.serving.documents.office import OPEN_DOCUMENT, PRESENTATION, WORD, OfficeDocument
+from regard.serving.documents.subtitles import SubtitleDocument
 from regard.serving.documents.text import Document, Translation, parse_text
+from regard.serving.documents.xml import check_xml
 
-FILE_FORMATS = {
-    ".htm": "text/html",
-    ".html": "text/html",
-    ".srt": "application/x-subrip",
-    ".txt": "text/plain",
+
+class Format(NamedTuple):
+    """A format of files.
+
+    Attributes:
+        media_type: The MIME type.
+        parse: Finds the sentences of a text in a language, with at most a number of characters.
+        members: Matches the names of the members of an archive that contain text. Empty if the file is not an archive.
+    """
+
+    media_type: str
+    parse: Callable[[str, str, int], Document[str]]
+    members: str = ""
+
+
+_OPEN_DOCUMENT_MEMBERS = r"(content|styles)\.xml"
+_parse_open_document = partial(OfficeDocument, dialect=OPEN_DOCUMENT)
+
+FILE_FORMATS: Final = {
+    ".docx": Format(
+        "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+        partial(OfficeDocument, dialect=WORD),
+        r"word/(document|endnotes|footer|footnotes|header)\d*\.xml",
+    ),
+    ".epub": Format("application/epub+zip", parse_xhtml, r"(?!META-INF/).*\.(x?html?|ncx)"),
+    ".htm": Format("text/html", parse_html),
+    ".html": Format("text/html", parse_html),
+    ".odp": Format("application/vnd.oasis.opendocument.presentation", _parse_open_document, _OPEN_DOCUMENT_MEMBERS),
+    ".ods": Format("application/vnd.oasis.opendocument.spreadsheet", _parse_open_document, _OPEN_DOCUMENT_MEMBERS),
+    ".odt": Format("application/vnd.oasis.opendocument.text", _parse_open_document, _OPEN_DOCUMENT_MEMBERS),
+    ".pptx": Format(
+        "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+        partial(OfficeDocument, dialect=PRESENTATION),
+        r"ppt/(diagrams/(data|drawing)|notesSlides/notesSlide|slides/slide)\d+\.xml",
+    ),
+    ".srt": Format("application/x-subrip", SubtitleDocument),
+    ".txt": Format("text/plain", parse_text),
 }
 
-MAX_BYTES = 10 << 20
+MAX_BYTES: Final = 10 << 20
+"""The maximum size of a file, and of the text in an archive."""
+
+MAX_UNPACKED: Final = 100 << 20
+"""The maximum size of an archive after decompression."""
 
 
-class FileDocument(Document):
-    """The text of a file. A byte order mark at its start is kept.
+class File:
+    """A file that was read: the texts in it, and the function that puts their translations in place of them."""
 
-    An HTML file in ASCII that does not declare that it is UTF-8 stays ASCII: other characters become references,
-    because a browser may expect another encoding.
-    """
+    def __init__(self, form: Format, texts: Sequence[str], pack: Callable[[Sequence[str]], bytes]) -> None:
+        self._format, self._texts, self._pack = form, texts, pack
 
-    def __init__(self, document: Document, content: bytes, is_html: bool) -> None:
-        self._document = document
-        self.sentences, self.needs_links = document.sentences, document.needs_links
-        declared = re.search(rb"charset\s*=\s*[\"']?\s*utf-?8", content[:1024], re.IGNORECASE)
-        self._encoding = "ascii" if is_html and content.isascii() and not declared else "utf-8"
-        self._mark = b"\xef\xbb\xbf" if content.startswith(b"\xef\xbb\xbf") else b""
+    @property
+    def sample(self) -> str:
+        """The start of the text, without tags, to detect its language."""
+        return re.sub(r"<[^<>]*>|\s+", " ", "\n".join(self._texts))[:10_000]
 
-    def join(self, translations: Sequence[Translation]) -> str:
-        return self._document.join(translations)
-
-    def join_bytes(self, translations: Sequence[Translation]) -> bytes:
-        """Return the content of the translated file."""
-        return self._mark + self.join(translations).encode(self._encoding, "xmlcharrefreplace")
+    def parse(self, language: str, limit: int) -> "FileDocument":
+        """Find the sentences, with at most `limit` characters."""
+        return FileDocument([self._format.parse(text, language, limit) for text in self._texts], self._pack)
 
 
-def parse_file(name: str, content: bytes, language: str, limit: int) -> FileDocument:
-    """Find the sentences of a file, whose format is that of its name.
+class FileDocument(Document[bytes]):
+    """The texts of a file."""
+
+    def __init__(self, documents: Sequence[Document[str]], pack: Callable[[Sequence[str]], bytes]) -> None:
+        self._documents, self._pack = documents, pack
+        self.sentences = tuple(sentence for document in documents for sentence in document.sentences)
+        self.needs_links = any(document.needs_links for document in documents)
+
+    def join(self, translations: Sequence[Translation]) -> bytes:
+        assert len(translations) == len(self.sentences)
+        rest = iter(translations)
+        return self._pack([each.join([next(rest) for _ in each.sentences]) for each in self._documents])
+
+
+def read_file(name: str, content: bytes) -> File:
+    """Read a file, whose format is that of its name.
 
     Raises:
-        DataError: The format is not supported, or the file is not valid UTF-8 or too large.
+        DataError: The format is not supported, or the file is damaged, too large or not encoded in UTF-8.
     """
-    extension = PurePath(name).suffix.lower()
-    if extension not in FILE_FORMATS:
+    form = FILE_FORMATS.get(PurePath(name).suffix.lower())
+    if form is None:
+        extension = PurePath(name).suffix
         raise DataError(f"{name}: the format '{extension}' is not supported. Use one of {', '.join(FILE_FORMATS)}.")
-    if len(content) > MAX_BYTES:
-        raise DataError(f"{name} has {len(content):,} bytes. The maximum is {MAX_BYTES:,}. Split the file.")
+    _check_size(name, len(content), MAX_BYTES)
+    if form.members:
+        return _read_archive(name, content, form)
+    text, encode = _read_text(name, content, is_html=form.parse is parse_html)
+    return File(form, [text], lambda texts: encode(texts[0]))
+
+
+def _check_size(name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise DataError(f"{name} has {size:,} bytes. The maximum is {limit:,}. Split the file.")
+
+
+def _read_text(name: str, content: bytes, *, is_html: bool = False) -> tuple[str, Callable[[str], bytes]]:
+    """Return a text, and a function that encodes its translation. A byte order mark at its start is kept.
+
+    HTML in ASCII that does not declare that it is UTF-8 stays ASCII: other characters become references, because a
+    browser may expect another encoding.
+    """
     try:
-        text = content.decode("utf-8").removeprefix("\ufeff")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name} is not UTF-8: {error.reason} at byte {error.start} (0x{content[error.start]:02x}). "
             "Save the file in the encoding UTF-8."
         ) from None
-    is_html = FILE_FORMATS[extension] == "text/html"
-    parse = parse_html if is_html else SubtitleDocument if extension == ".srt" else parse_text
-    return FileDocument(parse(text, language, limit), content, is_html)
+    declared = re.search(rb"charset\s*=\s*[\"']?\s*utf-?8", content[:1024], re.IGNORECASE)
+    encoding = "ascii" if is_html and content.isascii() and not declared else "utf-8"
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    return text.removeprefix(mark), lambda joined: (mark + joined).encode(encoding, "xmlcharrefreplace")
 
 
-class SubtitleDocument(Document):
-    """Subtitles in the format SubRip. Numbers, times and empty lines are copied.
+def _read_archive(name: str, content: bytes, form: Format) -> File:
+    """Read the members of an archive. Those without text are copied unchanged."""
+    try:
+        with ZipFile(BytesIO(content)) as archive:
+            members = archive.infolist()
+            _check_members(name, members)
+            contents = [archive.read(member) for member in members]
+    except (BadZipFile, EOFError, NotImplementedError, OSError, ValueError, zlib.error) as error:
+        raise DataError(f"{name} is damaged: {error}. Save it again.") from None
+    chosen = [index for index, member in enumerate(members) if re.fullmatch(form.members, member.filename)]
+    if not chosen:
+        raise DataError(f"{name} has no text where files of this format have it. Save it again in this format.")
+    _check_size(f"The text of {name}", sum(len(contents[index]) for index in chosen), MAX_BYTES)
+    texts, encodings = [], {}
+    for index in chosen:
+        path = f"{name}: {members[index].filename}"
+        check_xml(path, contents[index])
+        text, encodings[index] = _read_text(path, contents[index])
+        texts.append(text)
 
-    The lines of a subtitle are translated as one text, unless a line starts with a dash, as in a dialogue. The
-    translation has as many lines, of about the same relative lengths.
-    """
+    def pack(translated: Sequence[str]) -> bytes:
+        replaced = dict(zip(chosen, translated, strict=True))
+        with BytesIO() as file:
+            with ZipFile(file, "w") as packed:
+                for index, member in enumerate(members):
+                    new = encodings[index](replaced[index]) if index in replaced else contents[index]
+                    packed.writestr(copy(member), new)
+            return file.getvalue()
 
-    def __init__(self, text: str, language: str, limit: int) -> None:
-        self._parts: list[str | tuple[MarkupDocument, list[str]]] = []
-        for lines, is_text in _find_subtitles(text):
-            if is_text:
-                joined = " ".join(line.rstrip("\r\n") for line in lines)
-                self._parts.append((MarkupDocument(_read_tags(joined), language, limit), lines))
-            else:
-                self._parts += lines
-        documents = [part[0] for part in self._parts if not isinstance(part, str)]
-        self.sentences = tuple(sentence for document in documents for sentence in document.sentences)
-        self.needs_links = any(document.needs_links for document in documents)
-
-    def join(self, translations: Sequence[Translation]) -> str:
-        assert len(translations) == len(self.sentences)
-        rest = iter(translations)
-        return "".join(
-            part
-            if isinstance(part, str)
-            else _break_lines(part[0].join([next(rest) for _ in part[0].sentences]), part[1])
-            for part in self._parts
-        )
-
-
-def _find_subtitles(text: str) -> Iterator[tuple[list[str], bool]]:
-    """Return groups of lines, and whether they are text that is to be translated."""
-    lines: list[str] = []
-    is_text = False
-    for line in re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text):
-        if lines and (not is_text or not line.strip() or line.lstrip().startswith(("-", "–", "—"))):
-            yield lines, is_text
-            lines = []
-        is_text = is_text and bool(line.strip())
-        lines.append(line)
-        if not is_text:
-            yield lines, False
-            lines = []
-            is_text = "-->" in line
-    if lines:
-        yield lines, is_text
+    return File(form, texts, pack)
 
 
-_TAG = re.compile(r"<(/?)([a-zA-Z][^\s<>]*)(?:\s[^<>]*)?>|\{\\[^{}]*\}")
-
-
-def _read_tags(text: str) -> Iterator[Token]:
-    end = 0
-    for match in _TAG.finditer(text):
-        if match.start() > end:
-            yield Token("text", text[end : match.start()])
-        end = match.end()
-        kind: Kind = "void" if match[2] is None else "close" if match[1] else "open"
-        yield Token(kind, match[0], (match[2] or "").lower())
-    if end < len(text):
-        yield Token("text", text[end:])
-
-
-def _break_lines(text: str, lines: Sequence[str]) -> str:
-    """Divide a text into as many lines as the source has, at the spaces nearest to the relative ends of its lines."""
-    spaces = [match.start() for match in re.finditer(r"<[^<>]*>|( )", text) if match[1]]
-    total = sum(len(line.rstrip("\r\n")) + 1 for line in lines) - 1
-    parts: list[str] = []
-    start = length = 0
-    for line in lines[:-1]:
-        content = line.rstrip("\r\n")
-        length += len(content)
-        ideal = length * len(text) / total
-        length += 1
-        first, following = bisect_left(spaces, start), bisect_left(spaces, ideal)
-        nearest = spaces[max(first, following - 1) : max(first, following) + 1]
-        if not nearest:
-            break
-        end = min(nearest, key=lambda space: abs(space - ideal))
-        parts += text[start:end], line[len(content) :]
-        start = end + 1
-    return "".join((*parts, text[start:], lines[-1][len(lines[-1].rstrip("\r\n")) :]))
+def _check_members(name: str, members: Sequence[ZipInfo]) -> None:
+    """Raise DataError if an archive is encrypted, too large after decompression, or has unusual members."""
+    _check_size(f"{name}, unpacked,", sum(member.file_size for member in members), MAX_UNPACKED)
+    names = Counter(member.filename for member in members)
+    for member in members:
+        path = PurePosixPath(member.filename)
+        if member.flag_bits & 1:
+            raise DataError(f"{name} is encrypted. Save it without a password.")
+        if member.compress_type not in {ZIP_STORED, ZIP_DEFLATED}:
+            raise DataError(f"{name}: {path} is compressed with an unknown method. Save the file again.")
+        if path.is_absolute() or ".." in path.parts or "\\" in member.filename or names[member.filename] > 1:
+            raise DataError(f"{name}: the name of its member '{path}' is not valid. Save the file again.")

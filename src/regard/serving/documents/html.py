@@ -1,4 +1,4 @@
-"""HTML: divide it into tokens without changing a character.
+"""HTML and XHTML: divide them into tokens without changing a character.
 
 Tokens end where browsers end them (https://html.spec.whatwg.org, 13.2.5). `html.parser` of the standard library is not
 used because its time is quadratic in the length of some malformed markup: 60 kB of `<a <a <a …` take a minute.
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from regard.serving.documents.markup import MarkupDocument, Token
+from regard.serving.documents.xml import read_tokens
 
 
 def _split(names: str) -> frozenset[str]:
@@ -39,7 +40,12 @@ _VOID = _split("area base br col embed hr img input link meta source track wbr")
 
 def parse_html(markup: str, language: str, limit: int) -> MarkupDocument:
     """Find the sentences of HTML, valid or not."""
-    return MarkupDocument(_merge_copied(_read_tokens(markup)), language, limit, _decode, _encode)
+    return MarkupDocument(_merge_copied(_read_tokens(markup)), language, limit, decode, encode)
+
+
+def parse_xhtml(markup: str, language: str, limit: int) -> MarkupDocument:
+    """Find the sentences of XHTML, in which an element without content may have one tag: `<a/>`."""
+    return MarkupDocument(_merge_copied(read_tokens(markup)), language, limit, decode, encode_xml)
 
 
 _TEXT = re.compile(r"[^<]+|<(?![a-zA-Z/!?])")
@@ -71,10 +77,11 @@ def _read_tokens(markup: str) -> Iterator[Token]:
         if match is None or markup[end : end + 1] != ">":
             break
         name, is_end, raw = match[2].lower(), bool(match[1]), markup[position : end + 1]
+        is_empty = name in _VOID or (name in {"svg", "math"} and raw.endswith("/>"))
         content_end = _RAW_ENDS[name].search(markup, end) if name in _RAW_TEXT and not is_end else None
         if name in _RAW_TEXT and not is_end and content_end is None:
             break
-        yield Token("close" if is_end else "open", raw, name)
+        yield Token("close" if is_end else "void" if is_empty else "open", raw, name)
         position = end + 1
         if content_end:
             content = markup[position : content_end.start()]
@@ -91,20 +98,17 @@ def _merge_copied(tokens: Iterator[Token]) -> Iterator[Token]:
     copied_name, depth = "", 0
     for token in tokens:
         kind, raw, name = token
-        opens = kind == "open" and name not in _VOID and not (name in {"svg", "math"} and raw.endswith("/>"))
         if depth:
             copied.append(raw)
-            depth += (opens - (kind == "close")) * (name == copied_name)
+            depth += ((kind == "open") - (kind == "close")) * (name == copied_name)
             if not depth:
                 yield Token("void" if name in _INLINE else "break", "".join(copied))
-        elif opens and (name in _COPIED or _is_not_translated(raw, name)):
+        elif kind == "open" and (name in _COPIED or _is_not_translated(raw, name)):
             copied, copied_name, depth = [raw], name, 1
-        elif kind in {"text", "void"} or (name in _INLINE and opens):
+        elif not name or (name in _INLINE and not (kind == "close" and name in _VOID)):
             yield token
-        elif name in _INLINE and kind == "open":
-            yield Token("void", raw)
         else:
-            yield token if name in _INLINE and name not in _VOID else Token("break", raw)
+            yield Token("break", raw)
     if depth:
         yield Token("break", "".join(copied))
 
@@ -128,9 +132,19 @@ _LONG_REFERENCE = re.compile(r"&#(?:[0-9]{32,}|[xX][0-9a-fA-F]{32,});?")
 """References of more digits than any character has. Python does not convert numbers of more than 4,300 digits."""
 
 
-def _decode(text: str) -> str:
+def decode(text: str) -> str:
+    """Return the text of markup without tags."""
     return html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
 
 
-def _encode(text: str) -> str:
+def encode(text: str) -> str:
+    """Return the HTML of a text."""
     return html.escape(text, quote=False)
+
+
+_INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def encode_xml(text: str) -> str:
+    """Return the XML of a text, without characters that XML cannot contain."""
+    return encode(_INVALID.sub("", text))

@@ -34,7 +34,7 @@ class Token(NamedTuple):
     name: str = ""
 
 
-class MarkupDocument(Document):
+class MarkupDocument(Document[str]):
     """A document of text and tags.
 
     Breaks, tags, and runs without letters and digits are copied exactly. In other runs, white space inside a sentence

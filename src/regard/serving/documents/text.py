@@ -9,7 +9,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 Span = tuple[int, int]
 """The offset of the first character, and that after the last one."""
@@ -23,8 +23,11 @@ class Translation(NamedTuple):
     """Aligned words: where they are in the sentence, and in the translation."""
 
 
-class Document(ABC):
-    """A text whose sentences are to be translated.
+Content = TypeVar("Content")
+
+
+class Document(ABC, Generic[Content]):
+    """A text or a file whose sentences are to be translated.
 
     Attributes:
         sentences: What is translated: without white space at the ends, and with at least one letter or digit.
@@ -35,11 +38,11 @@ class Document(ABC):
     needs_links: bool
 
     @abstractmethod
-    def join(self, translations: Sequence[Translation]) -> str:
+    def join(self, translations: Sequence[Translation]) -> Content:
         """Return the document with a translation in place of each sentence."""
 
 
-class TextDocument(Document):
+class TextDocument(Document[str]):
     """Plain text. All white space between sentences is kept.
 
     A line break ends a sentence. Text without letters or digits is copied.
