@@ -138,7 +138,8 @@ def test_what_a_model_writes_is_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "markup", ["<![x", "&#" + "9" * 5000 + ";", "<", "</", "<!", "<a =", "<a ='", "</>x", "<b/>" * 99]
+    "markup",
+    ["<![x", "&#" + "9" * 5000 + ";", "<", "</", "<!", "<a =", "<a ='", "</>x", "<b/>" * 99, "<a x='<b y='z'>a'>"],
 )
 def test_malformed_markup_is_kept(markup: str) -> None:
     document = parse_html(markup, "en", 1000)
@@ -148,7 +149,7 @@ def test_malformed_markup_is_kept(markup: str) -> None:
 def read(markup: str) -> tuple[list[str], str]:
     """The tags of HTML, and its text without white space, as a simple reader sees them."""
     markup = re.sub(r"&#\d{5000};", "", markup)
-    pattern = r"<(?:!--.*?--|[!?][^>]*|/?[a-zA-Z](?:[^>\"']|\"[^\"]*\"|'[^']*')*)>"
+    pattern = r"<(?:!--.*?--|[!?][^>]*|/?[a-zA-Z](?>=\s*(?:\"[^\"]*\"|'[^']*')|[^>])*)>"
     return re.findall(pattern, markup), "".join(html.unescape(re.sub(pattern, "", markup)).split())
 
 
