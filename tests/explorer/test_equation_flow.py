@@ -267,7 +267,7 @@ def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path:
         assert float(page.locator("#error").get_attribute("data-value")) < 1e-5, name
         stages = page.locator("canvas-figure").evaluate(STAGES)
         assert len(stages) >= 4, name
-        assert stages[-1] == "Weighted value", name
+        assert stages[-1] == "Weighted", name
 
 
 SCOPES = {

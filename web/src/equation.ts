@@ -190,7 +190,7 @@ const scoreAdditive: ScoreEquation = (inputs, step) => {
   const query = readQuery(inputs, step);
   const projected = { formula: "W q", values: apply(inputs.matrix("score.query.weight"), query.values) };
   const location = inputs.has("past") ? convolvePast(inputs, step) : [];
-  const keys = stage("Projected key", "U k_j", projectRows(inputs.key, inputs.matrix("score.key.weight")));
+  const keys = stage("Projection", "U k_j", projectRows(inputs.key, inputs.matrix("score.key.weight")));
   const parts = [keys, ...location.slice(-1)];
   const sum = keys.values.map((_, slot, unit) => parts.reduce((total, part) => total + part.values.at(slot, unit), at(projected.values, unit)));
   const formula = [projected, ...parts].map((part) => part.formula).join(" + ");
@@ -221,12 +221,12 @@ const SCORES: Record<string, ScoreEquation> = {
   dot: scoreDot,
   scaled_dot: scoreDot,
   general: (inputs, step, toggles) => {
-    const keys = stage("Projected key", "W k_j", projectRows(inputs.key, inputs.matrix("score.key.weight")), { note: "W maps keys to the space of queries." });
+    const keys = stage("Projection", "W k_j", projectRows(inputs.key, inputs.matrix("score.key.weight")), { note: "W maps keys to the space of queries." });
     return multiply(readQuery(inputs, step), [readKeys(inputs), keys], false, toggles);
   },
   projected: (inputs, step, toggles) => {
     const query = { formula: "W_Q q", values: inputs.project("query").row(step) };
-    const keys = stage("Projected key", "W_K k_j", inputs.project("key"), { isRead: true, note: "The part of this head." });
+    const keys = stage("Projection", "W_K k_j", inputs.project("key"), { isRead: true, note: "The part of this head." });
     return multiply(query, [keys], inputs.mechanism.score["scaled"] !== false, toggles);
   },
   cosine: (inputs, step) => {
@@ -429,7 +429,7 @@ export function computeRow(entry: AttentionEntry, mechanism: Mechanism, head: nu
   for (let slot = 0; slot < weighted.rows; slot++) addScaled(context, weighted.row(slot), 1);
   const formula = mechanism.score.kind === "projected" ? "W_V v_j" : "v_j";
   stages.push(
-    stage("Weighted value", `a_j ${formula}`, weighted, {
+    stage("Weighted", `a_j ${formula}`, weighted, {
       total: { formula: `c = ∑_j a_j ${formula}`, values: context },
       note: "The sum over all keys is the context: what is read at this step.",
     }),
@@ -457,7 +457,7 @@ function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stag
   const hidden = total(isMasked);
   if (hidden) {
     const note = `${hidden} of ${scores.length} keys are masked: their score is −∞, so their weight is 0.`;
-    change("Mask", "e_j ← −∞ if masked", (value, slot) => (isMasked[slot] ? -Infinity : value), { inputs: scope.inputs, note });
+    change("Mask", "e_j ← −∞ (masked)", (value, slot) => (isMasked[slot] ? -Infinity : value), { inputs: scope.inputs, note });
   }
   stages.push(...(hidden === scores.length ? [weigh("a_j = 0", new Float64Array(hidden))] : select(scores, inputs, step)));
   if (scope.factor.some((value) => value !== 1)) {

@@ -3,7 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
 import { at, cached } from "../arrays.js";
-import type { Figure } from "../figures.js";
+import type { Cell, Figure } from "../figures.js";
 import { chooseSlots, FlowFigure, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
 import { renderFormula } from "../math.js";
 import { shared } from "../styles.js";
@@ -44,7 +44,8 @@ export class EquationView extends View {
       .check > span:first-child { white-space: nowrap; }
       .check b { color: var(--good); }
       .check.bad b { color: var(--bad); }
-      #stage-note { min-height: 3em; max-width: none; }
+      #stage-note { min-height: 1.5em; max-width: none; }
+      .panel { gap: 12px; }
       input[type="range"] { accent-color: var(--accent); width: 120px; }
       input[type="checkbox"] { accent-color: var(--accent); width: 17px; height: 17px; }
     `,
@@ -55,6 +56,7 @@ export class EquationView extends View {
   private timer: ReturnType<typeof setInterval> | undefined;
   private readonly checks = new WeakMap<AttentionEntry, number>();
   private readonly computed = cached((_entry: AttentionEntry) => new Map<string, Row[]>());
+  private line = 0;
   /** Numbers move from those that were drawn to those of the state. */
   private drawn: readonly Row[] = [];
   private from: readonly Row[] = [];
@@ -178,7 +180,7 @@ export class EquationView extends View {
           <button type="button" id="play" class="primary" aria-pressed=${this.isPlaying} @click=${() => (this.isPlaying ? this.pause() : this.play())}>${this.isPlaying ? "Pause" : "Play"}</button>
         </div>
         <section class="panel stack" aria-label="Equation">
-          ${this.renderFormulas(figure)} ${this.renderToggles(part)}
+          ${this.renderFormulas(figure)} ${this.renderToggles(part)} ${this.renderNote(figure)}
           <div class="plot">
             <canvas-figure
               .figure=${figure}
@@ -190,7 +192,6 @@ export class EquationView extends View {
               @cell-select=${(event: CellEvent) => this.selectCell(part, figure, event)}
             ></canvas-figure>
           </div>
-          ${this.renderNote(part, figure)}
           ${tail || figure.lines.some((line) => line.slot === null)
             ? html`<div><button type="button" id="tail" aria-pressed=${tail} @click=${() => this.store.show({ tail: !tail })}>${tail ? "Show fewer keys" : `Show all ${count} keys`}</button></div>`
             : ""}
@@ -256,34 +257,43 @@ export class EquationView extends View {
     const model = this.compute(part, UNCHANGED);
     const moved = this.to.map(({ weights }, head) => weights.reduce((sum, value, slot) => sum + Math.abs(value - at(at(model, head).weights, slot)), 0) / 2);
     const average = moved.reduce((sum, value) => sum + value, 0) / moved.length;
-    return html`<span id="effect" class="small">This change moves ${formatPercent(average)} of the attention. The rest of the model is not computed again.</span>`;
+    return html`<span id="effect" class="small">This change moves ${formatPercent(average)} of the attention.</span>`;
   }
 
-  /** What the active stage computes, and the numbers of the focused key. */
-  private renderNote(part: Loaded, figure: FlowFigure): TemplateResult {
+  /** The focused number in each head, and what its stage computes. */
+  private renderNote(figure: FlowFigure): TemplateResult {
     const { stage, column } = this.store.state;
     const active = stage === null ? undefined : figure.stages[stage];
-    if (!active) return html`<p id="stage-note" class="muted">Point at a key to follow it through all stages${figure.options.lanes.length > 1 ? ", or select a head to see all of its stages" : ""}.</p>`;
-    const token = labelToken(this.axes(part).columns[column] ?? "");
-    const numbers = figure.options.lanes.map(({ name, row }) => {
-      const { values, isShare } = at(row.stages, figure.stages.indexOf(active));
-      const value = values.at(column, 0);
-      const text = values.columns > 1 ? `${values.columns} units` : isShare ? formatPercent(value) : formatNumber(value);
-      return figure.options.lanes.length > 1 ? `${name}: ${text}` : text;
-    });
-    return html`<p id="stage-note"><b>${active.name}</b> of <bdi>“${token}”</bdi>: <span class="number">${numbers.join(", ")}</span>. <span class="muted">${active.note}</span></p>`;
+    if (active) return html`<p id="stage-note"><b>${active.name}</b> <span class="number">${this.describe(figure, active, column)}</span> <span class="muted">${active.note}</span></p>`;
+    const heads = "Select a head to see all of its stages. The contexts of the heads are concatenated; in a Transformer, the output projection follows.";
+    return html`<p id="stage-note" class="muted">Point at a key to follow it through all stages. ${figure.options.lanes.length > 1 ? heads : ""}</p>`;
   }
 
-  private findFocus(figure: FlowFigure): { row: number; column: number } {
+  private describe(figure: FlowFigure, stage: Stage, slot: number): string {
+    const { lanes } = figure.options;
+    const numbers = lanes.map(({ name, row }) => {
+      const { values, isShare } = at(row.stages, figure.stages.indexOf(stage));
+      const value = values.at(slot, 0);
+      const text = values.columns > 1 ? `${values.columns} units` : isShare ? formatPercent(value) : formatNumber(value);
+      return lanes.length > 1 ? `${name.toLowerCase()} ${text}` : text;
+    });
+    return `of “${figure.labelKey(slot)}”: ${numbers.join(", ")}.`;
+  }
+
+  /** A key has a row in each head, so the focused row is kept. */
+  private findFocus(figure: FlowFigure): Cell {
     const { column, stage } = this.store.state;
-    return { row: Math.max(0, figure.lines.findIndex((line) => line.slot === column)), column: stage ?? 0 };
+    const { slot = -1 } = figure.lines[this.line] ?? {};
+    const row = slot === null || slot === column ? this.line : figure.lines.findIndex((line) => line.slot === column);
+    return { row: Math.max(0, row), column: stage ?? 0 };
   }
 
   private focusCell(figure: FlowFigure, { detail: { row, column } }: CellEvent): void {
-    const slot = figure.lines[row]?.slot ?? null;
-    this.store.show(slot === null ? { stage: column } : { stage: column, column: slot });
-    const { name } = at(figure.stages, column);
-    this.store.announce(slot === null ? name : `${name} of ${figure.labelKey(slot)}`);
+    const line = at(figure.lines, row);
+    const stage = at(figure.stages, column);
+    this.line = row;
+    this.store.show({ stage: column, column: line.slot ?? this.store.state.column });
+    this.store.announce(line.slot === null ? figure.labelLine(line) : `${stage.name} ${this.describe(figure, stage, line.slot)}`);
   }
 
   /** The row of the other keys shows them; a head of an overview is opened. */
