@@ -30,7 +30,7 @@ MASKED: Final = json.dumps([{"kind": "mask_source", "position": 1, "unit": "word
 SHOTS: Final = {
     "translate": ("light", f"edits={MASKED}", "#changes"),
     "attention": ("light", "tab=attention&method=occlusion&row=6&column=3", "#agreement"),
-    "equation": ("dark", "tab=equation&row=6", "#check"),
+    "equation": ("dark", "tab=equation&row=6&stage=6&column=2", "#check"),
     "steps": ("light", "tab=steps&row=6", "#beam"),
 }
 """For each file: the colors, the fragment of the URL, and the element that shows that the page is complete."""
