@@ -178,7 +178,7 @@ def test_the_memory_of_states_is_bounded(model: regard.Model, monkeypatch: pytes
 def test_a_captioner_finds_images_with_similar_states(app: FastAPI) -> None:
     result = find_neighbors(app, CAPTIONER, {"example": 0}, [])
     assert result["by_text"] == []
-    assert result["by_encoder"][0]["source"].startswith("image ")
+    assert result["by_encoder"][0]["source"].startswith("Image ")
     assert {entry["step"] for entry in result["by_state"]} == {0}
 
 

@@ -117,19 +117,26 @@ def test_the_pairs_are_filtered_and_the_filter_is_part_of_the_url(page: Any, url
 @pytest.mark.parametrize("column", ["Confidence", "Length", "Entropy", "Coverage"])
 def test_the_pairs_are_sorted_by_every_column(page: Any, url: str, column: str) -> None:
     open_corpus(page, url, "&sort=")
+    unsorted = read_column(page, "Source")
     for order, marked in ((1, "ascending"), (-1, "descending")):
         page.locator(f"[data-sort={column.lower()}]").click()
         page.wait_for_selector(f"th[aria-sort={marked}]")
         values = [order * value for value in read_numbers(page, column)]
         assert values == sorted(values)
+    page.locator(f"[data-sort={column.lower()}]").click()
+    assert read_column(page, "Source") == unsorted
 
 
 def test_a_click_opens_the_pair_and_back_returns_without_a_request(page: Any, url: str) -> None:
     open_corpus(page, url)
-    predicted = read_column(page, "transformer")[3]
+    predicted = read_column(page, "transformer")[-1]
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url) if "corpus" in request.url else None)
-    page.locator(ROWS).nth(3).locator('[data-name="transformer"] button').click()
+    last = page.locator(ROWS).last
+    last.scroll_into_view_if_needed()
+    top = page.locator("corpus-view .scroll").evaluate("table => table.scrollTop")
+    assert top > 0
+    last.locator('[data-name="transformer"] button').click()
     page.wait_for_selector("translate-view")
     page.wait_for_selector("main[aria-busy=false]")
     assert page.locator("#model").input_value() == "1"
@@ -137,6 +144,8 @@ def test_a_click_opens_the_pair_and_back_returns_without_a_request(page: Any, ur
     page.go_back()
     page.wait_for_selector(f"{ROWS} >> nth={PAIRS - 1}")
     page.wait_for_selector("corpus-metrics table")
+    assert page.locator("corpus-view .scroll").evaluate("table => table.scrollTop") == top
+    assert page.locator(ROWS).last.locator('[data-name="transformer"] button').get_attribute("tabindex") == "0"
     page.locator("#tab-model").click()
     page.locator("#tab-corpus").click()
     page.wait_for_selector("corpus-metrics table")
@@ -153,6 +162,16 @@ def test_the_table_is_used_with_the_keyboard(page: Any, url: str) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("translate-view")
     assert page.get_by_label("Source", exact=True).first.input_value() == sources[1]
+
+
+def test_a_first_visit_without_a_server_can_be_retried(page: Any, url: str) -> None:
+    open_page(page, url)
+    page.evaluate(LOSE_SERVER)
+    page.locator("#tab-corpus").click()
+    page.wait_for_selector(f"corpus-view >> text={LOST}")
+    page.evaluate(FIND_SERVER)
+    page.locator("corpus-view .retry").click()
+    page.wait_for_selector("corpus-metrics table")
 
 
 def test_a_lost_server_is_reported_and_asked_again(page: Any, url: str) -> None:

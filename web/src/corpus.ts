@@ -4,7 +4,7 @@ import type { Corpus, CorpusRow } from "./client.js";
 export const COLUMNS = ["confidence", "length", "entropy", "coverage"] as const;
 export type Column = (typeof COLUMNS)[number];
 
-/** What the listed pairs have: an error of the present model, predictions that differ, or text without a token. */
+/** What the listed pairs have: an error of the present model, predictions that differ, or source text without a token. */
 export const TRAITS = ["error", "disagreement", "unknown"] as const;
 export type Trait = (typeof TRAITS)[number];
 

@@ -18,6 +18,16 @@ const GESTURE = 300;
 /** The sources that the page remembers, so that they can be exported together. */
 const MOST_VISITS = 8;
 
+export interface Place {
+  readonly drawn: number;
+  readonly top: number;
+  readonly row: number;
+  readonly column: number;
+}
+
+/** The start of the table. */
+export const START: Place = { drawn: 100, top: 0, row: 0, column: 0 };
+
 /** What was shown for a source last. */
 export interface Visit {
   state: Computed;
@@ -38,6 +48,8 @@ export class Store extends EventTarget {
   announcement = "";
   /** What was computed besides traces and corpora, by its request. */
   readonly results = new Map<string, Result>();
+  /** Where the reader is in the table of the corpus: its rows that are drawn, how far it is scrolled, and its focused cell. */
+  place: Place = START;
   /** What was shown of each source, the present one last. */
   readonly visits = new Map<string, Visit>();
   private past: Computed[] = [];

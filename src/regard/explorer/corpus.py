@@ -135,10 +135,10 @@ def _compose(text: str) -> str:
 
 
 def name_source(source: RawSource, index: int) -> str:
-    """Return a text, the name of a file, or the number of another source."""
+    """Return a text, the name of a file, or the number of another source, counted from 1 as on the page."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
-    return f"image {index}"
+    return f"Image {index + 1}"
 
 
 def compute_confidence(prediction: Prediction) -> float:

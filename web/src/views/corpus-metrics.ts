@@ -16,7 +16,7 @@ export class CorpusMetricsElement extends View {
       table { max-width: 900px; }
       th:first-child { color: var(--ink); font-size: var(--size-2); }
       th, td { padding: 5px var(--space-3) 5px 0; }
-      tr:last-child td { border-bottom: 0; }
+      tbody tr:last-child td { border-bottom: 0; }
       .plot { width: 45%; }
       .track { position: relative; height: 14px; margin-inline: 6px; }
       .track i { position: absolute; top: 5px; height: 4px; border-radius: 2px; background: var(--line-strong); }

@@ -2,25 +2,25 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { nameCorpus, type Corpus, type CorpusRow, type ModelSummary } from "../client.js";
-import { COLUMNS, hasTrait, listCases, markDifference, selects, selectsSource, sortCases, TRAITS, type Case, type Column, type Trait } from "../corpus.js";
+import { COLUMNS, hasTrait, listCases, markDifference, selects, selectsSource, sortCases, TRAITS, type Case, type Column, type Filter, type Trait } from "../corpus.js";
 import type { Figure } from "../figures.js";
 import { TableFigure } from "../report.js";
 import type { CorpusRequest, MetricsRequest } from "../requests.js";
+import type { State } from "../state.js";
+import { START, type Place } from "../store.js";
 import { shared } from "../styles.js";
 import { formatNumber, formatPercent } from "../trace.js";
 import { View } from "./base.js";
 import { renderProgress } from "./controls.js";
 import "./corpus-metrics.js";
 
-const TRAIT_NAMES: Record<Trait, string> = { error: "Errors", disagreement: "Models disagree", unknown: "Unknown characters" };
+const TRAIT_NAMES: Record<Trait, string> = { error: "Errors", disagreement: "Models disagree", unknown: "Unknown text" };
 const COLUMN_NAMES: Record<Column, readonly [name: string, meaning: string]> = {
   confidence: ["Confidence", "The geometric mean of the probabilities of the output tokens"],
   length: ["Length", "The number of source tokens"],
   entropy: ["Entropy", "The entropy of the attention weights, from 0 to 1, averaged over steps"],
   coverage: ["Coverage", "The share of the source that has been attended to"],
 };
-/** How many rows are drawn, and how many more at a time. */
-const ROWS_DRAWN = 100;
 /** The rows of an exported figure: more do not fit on a page. */
 const ROWS_EXPORTED = 40;
 
@@ -63,27 +63,11 @@ export class CorpusView extends View {
 
   /** Whether the reader has stopped the predictions. */
   @state() private isStopped = false;
-  @state() private drawn = ROWS_DRAWN;
-  /** The row and the column of the table that the keyboard reaches. */
-  @state() private cell: readonly [row: number, column: number] = [0, 0];
-
-  /** The models that are compared, with their predictions. */
-  private get compared(): { model: ModelSummary; corpus: Corpus }[] {
-    return this.store.listCorpora();
-  }
-
-  private get present(): Corpus | undefined {
-    return this.compared.find(({ model }) => model.id === this.store.state.model)?.corpus;
-  }
-
-  private get cases(): Case[] {
-    return this.present ? listCases(this.present, this.compared.map(({ corpus }) => corpus), this.store.state.pairs) : [];
-  }
-
-  private get listed(): Case[] {
-    const { state: filter } = this.store;
-    return sortCases(this.cases.filter((each) => selects(filter, each)), filter.sort);
-  }
+  /** The models that are compared, with their predictions; those of the present model; all pairs, and those that are listed. */
+  private compared: { model: ModelSummary; corpus: Corpus }[] = [];
+  private present: Corpus | undefined;
+  private cases: Case[] = [];
+  private listed: Case[] = [];
 
   private get columns(): Column[] {
     return COLUMNS.filter((column) => column !== "length" || !this.store.readsImages);
@@ -101,8 +85,14 @@ export class CorpusView extends View {
     const requests = [present, ...alike].map(({ id }) => this.store.describeCorpus(id));
     return requests.filter((request) => {
       const corpus = client.corpora.get(nameCorpus(request));
-      return !corpus || (corpus.rows.length < Math.min(pairs, corpus.most) && corpus.pairs === (this.present?.pairs ?? corpus.pairs));
+      return !corpus || (corpus.rows.length < Math.min(pairs, corpus.most) && corpus.pairs === (this.findPairs() ?? corpus.pairs));
     });
+  }
+
+  /** What identifies the pairs of the present model, if they are known. */
+  private findPairs(): string | undefined {
+    const { client, state: { model } } = this.store;
+    return client.corpora.get(nameCorpus(this.store.describeCorpus(model)))?.pairs;
   }
 
   override get data(): unknown {
@@ -119,9 +109,14 @@ export class CorpusView extends View {
   }
 
   protected override willUpdate(): void {
+    const { state } = this.store;
+    const { model, beam, pairs } = state;
+    this.compared = this.store.listCorpora();
+    this.present = this.compared.find((each) => each.model.id === model)?.corpus;
+    this.cases = this.present ? listCases(this.present, this.compared.map(({ corpus }) => corpus), pairs) : [];
+    this.listed = sortCases(this.cases.filter((each) => selects(state, each)), state.sort);
     const { missing } = this;
     if (this.isStopped || !missing.length) return;
-    const { model, beam, pairs } = this.store.state;
     this.stream(JSON.stringify([model, beam, pairs]), (signal) => this.predict(missing, signal), () => this.requestUpdate());
   }
 
@@ -129,9 +124,27 @@ export class CorpusView extends View {
     for (const request of requests)
       for await (const corpus of this.store.client.streamCorpus(request, signal)) {
         yield corpus;
-        if (corpus.pairs !== this.present?.pairs) break;
+        if (corpus.pairs !== this.findPairs()) break;
       }
-    this.store.announce(`${this.describeShare(this.cases.length)} predicted`);
+    await this.updateComplete;
+    this.store.announce(`${this.describeShare()} predicted`);
+  }
+
+  protected override firstUpdated(): void {
+    const { place: { top } } = this.store;
+    const table = this.shadowRoot!.querySelector(".scroll");
+    if (table) table.scrollTop = top;
+  }
+
+  private move(changes: Partial<Place>): void {
+    this.store.place = { ...this.store.place, ...changes };
+    this.requestUpdate();
+  }
+
+  /** Change which pairs are listed, or their order. */
+  private list(changes: Partial<Pick<State, "sort" | keyof Filter>>): void {
+    this.store.place = START;
+    this.store.show(changes);
   }
 
   private get isRunning(): boolean {
@@ -150,19 +163,18 @@ export class CorpusView extends View {
 
   protected override render(): TemplateResult {
     if (!this.present && !this.missing.length) return html`<p class="panel muted">${this.describeMissing()}</p>`;
-    const { cases } = this;
     return html`<div class="stack">
       <section class="panel stack" aria-label="Corpus">
         <div class="row head">
           <h2>${this.store.splitName}</h2>
-          <span class="muted" id="share">${this.describeShare(cases.length)}</span>
-          <span class="row controls">${this.renderControls(cases.length)}</span>
+          <span class="muted" id="share">${this.describeShare()}</span>
+          <span class="row controls">${this.renderControls()}</span>
         </div>
         ${this.renderFailure()}
-        <corpus-metrics .store=${this.store} .request=${this.describeMetrics(cases)}></corpus-metrics>
+        <corpus-metrics .store=${this.store} .request=${this.describeMetrics()}></corpus-metrics>
         ${this.renderOthers()}
       </section>
-      ${cases.length ? this.renderCases(cases) : ""}
+      ${this.cases.length ? this.renderCases() : ""}
     </div>`;
   }
 
@@ -172,28 +184,27 @@ export class CorpusView extends View {
     return `The test set and the dev set of this model cannot be read: the files may have been moved. Restore them and start regard explore again, or ${readsImages ? "open an image" : "type a text"} above.`;
   }
 
-  private describeShare(count: number): string {
-    return this.present ? `${format(count)} of ${format(this.present.size)} ${this.present.size === 1 ? "pair" : "pairs"}` : "";
+  private describeShare(): string {
+    return this.present ? `${format(this.cases.length)} of ${format(this.present.size)} ${this.present.size === 1 ? "pair" : "pairs"}` : "";
   }
 
-  private renderControls(count: number): TemplateResult | string {
-    const { present, store: { state: { pairs }, client } } = this;
+  private renderControls(): TemplateResult | string {
+    const { present, compared, missing, store: { state: { pairs }, client } } = this;
     if (this.isRunning) {
-      const corpora = new Set([...this.compared.map(({ corpus }) => corpus), present]);
-      const models = Math.max(this.compared.length, 1) + this.missing.filter((request) => !client.corpora.has(nameCorpus(request))).length;
-      const known = [...corpora].reduce((sum, corpus) => sum + Math.min(corpus?.rows.length ?? 0, pairs), 0);
-      const wanted = Math.min(pairs, present?.most ?? pairs) * models;
-      return html`${renderProgress("Predicting", Math.min(1, known / wanted))}<button type="button" id="stop" @click=${() => this.stopPredicting()}>Stop</button>`;
+      const count = Math.max(compared.length, 1) + missing.filter((request) => present && !client.corpora.has(nameCorpus(request))).length;
+      const known = compared.reduce((sum, { corpus }) => sum + Math.min(corpus.rows.length, pairs), 0);
+      return html`${renderProgress("Predicting", known / (count * Math.min(pairs, present?.most ?? pairs)))}<button type="button" id="stop" @click=${() => this.stopPredicting()}>Stop</button>`;
     }
-    if (!client.isLive || !present) return "";
     if (this.isStopped) return html`<button type="button" id="resume" @click=${() => this.resume(pairs)}>Continue</button>`;
-    const rest = present.most - count;
-    if (rest > 0) return html`<button type="button" id="rest" @click=${() => this.resume(present.most)}>Predict ${present.most < present.size ? `${format(rest)} more` : `the other ${format(rest)}`}</button>`;
-    return present.most < present.size ? html`<span class="muted small">The page predicts up to ${format(present.most)}.</span>` : "";
+    if (!client.isLive || !present) return "";
+    const rest = format(present.most - this.cases.length);
+    const isLimited = present.most < present.size;
+    if (present.most > this.cases.length) return html`<button type="button" id="rest" @click=${() => this.resume(present.most)}>Predict ${isLimited ? `${rest} more` : `the other ${rest}`}</button>`;
+    return isLimited ? html`<span class="muted small">The page predicts up to ${format(present.most)}.</span>` : "";
   }
 
-  private describeMetrics(cases: readonly Case[]): MetricsRequest | null {
-    const indices = cases.filter((each) => selectsSource(this.store.state, each) && each.predictions.every(Boolean)).map(({ row }) => row.index);
+  private describeMetrics(): MetricsRequest | null {
+    const indices = this.cases.filter((each) => selectsSource(this.store.state, each) && each.predictions.every(Boolean)).map(({ row }) => row.index);
     if (!indices.length || this.isRunning) return null;
     return { models: this.compared.map(({ model }) => model.id), search: this.store.describeCorpus("").search!, indices };
   }
@@ -207,19 +218,18 @@ export class CorpusView extends View {
     return html`<p class="muted small">Not compared, because of other test data: ${others.map(({ name }) => name).join(", ")}.</p>`;
   }
 
-  private renderCases(cases: readonly Case[]): TemplateResult {
-    const { listed } = this;
-    const names = this.compared.map(({ model }) => model.name);
+  private renderCases(): TemplateResult {
     return html`<section class="panel stack" aria-label="Pairs">
-      ${this.renderFilters(cases, listed.length)}
-      ${listed.length ? this.renderTable(listed, names) : html`<p class="muted">No pair matches. <button type="button" id="all" @click=${() => this.store.show({ only: [], shortest: null, longest: null })}>Show all</button></p>`}
+      ${this.renderFilters()}
+      ${this.listed.length ? this.renderTable() : html`<p class="muted">No pair matches. <button type="button" id="all" @click=${() => this.list({ only: [], shortest: null, longest: null })}>Show all</button></p>`}
     </section>`;
   }
 
-  private renderFilters(cases: readonly Case[], shown: number): TemplateResult {
+  private renderFilters(): TemplateResult {
+    const { cases, listed } = this;
     const { only } = this.store.state;
     const lengths = cases.map(({ row }) => row.length);
-    const toggle = (trait: Trait): void => this.store.show({ only: only.includes(trait) ? only.filter((each) => each !== trait) : [...only, trait] });
+    const toggle = (trait: Trait): void => this.list({ only: only.includes(trait) ? only.filter((each) => each !== trait) : [...only, trait] });
     return html`<div class="row filters" role="group" aria-label="Filters">
       ${TRAITS.filter((trait) => trait !== "disagreement" || this.compared.length > 1).map((trait) => {
         const count = cases.filter((each) => hasTrait(each, trait)).length;
@@ -227,25 +237,29 @@ export class CorpusView extends View {
         return html`<button type="button" data-trait=${trait} aria-pressed=${isPressed} ?disabled=${!count && !isPressed} @click=${() => toggle(trait)}>${TRAIT_NAMES[trait]}${trait === "error" && this.compared.length > 1 ? ` of ${this.store.model!.name}` : ""} <span class="muted number">${format(count)}</span></button>`;
       })}
       ${this.store.readsImages ? "" : html`<span class="row"><span class="muted small">Length</span>${this.renderLimit("shortest", "Shortest source", Math.min(...lengths))}<span class="muted small">to</span>${this.renderLimit("longest", "Longest source", Math.max(...lengths))}</span>`}
-      <span class="muted small number shown" id="shown" role="status">${shown === cases.length ? "" : `${format(shown)} of ${format(cases.length)} listed`}</span>
+      <span class="muted small number shown" id="shown" role="status">${listed.length === cases.length ? "" : `${format(listed.length)} of ${format(cases.length)} listed`}</span>
     </div>`;
   }
 
   private renderLimit(name: "shortest" | "longest", label: string, limit: number): TemplateResult {
     const change = (event: Event): void => {
       const { value } = event.target as HTMLInputElement;
-      this.store.show({ [name]: value === "" ? null : Math.max(0, Math.round(Number(value))) });
+      this.list({ [name]: value === "" ? null : Math.max(0, Math.round(Number(value))) });
     };
     return html`<input type="number" id=${name} min="0" aria-label=${label} placeholder=${limit} .value=${String(this.store.state[name] ?? "")} @change=${change} />`;
   }
 
-  private renderTable(cases: readonly Case[], names: readonly string[]): TemplateResult {
-    return html`<div class="scroll" tabindex="-1" role="group" aria-label="Predictions">
+  private renderTable(): TemplateResult {
+    const { listed, store: { place: { drawn } } } = this;
+    const names = this.compared.length > 1 ? this.compared.map(({ model }) => model.name) : ["Prediction"];
+    const rest = listed.length - drawn;
+    const scroll = (event: Event): void => void (this.store.place = { ...this.store.place, top: (event.target as HTMLElement).scrollTop });
+    return html`<div class="scroll" tabindex="-1" role="group" aria-label="Predictions" @scroll=${scroll}>
       <table>
-        <thead><tr><th>Source</th><th>Reference</th>${names.map((name) => html`<th>${names.length > 1 ? name : "Prediction"}</th>`)}${this.columns.map((column) => this.renderHead(column))}</tr></thead>
-        <tbody @keydown=${this.move}>${cases.slice(0, this.drawn).map((each, index) => this.renderCase(each, index, names))}</tbody>
+        <thead><tr><th>Source</th><th>Reference</th>${names.map((name) => html`<th>${name}</th>`)}${this.columns.map((column) => this.renderHead(column))}</tr></thead>
+        <tbody @keydown=${this.press}>${listed.slice(0, drawn).map((each, index) => this.renderCase(each, index, names))}</tbody>
       </table>
-      ${cases.length > this.drawn ? html`<button type="button" id="more" @click=${() => (this.drawn += ROWS_DRAWN)}>Show ${format(Math.min(ROWS_DRAWN, cases.length - this.drawn))} more of ${format(cases.length)}</button>` : ""}
+      ${rest > 0 ? html`<button type="button" id="more" @click=${() => this.move({ drawn: drawn + START.drawn })}>Show ${format(Math.min(START.drawn, rest))} more of ${format(listed.length)}</button>` : ""}
     </div>
     ${names.length > 1 ? html`<p class="muted small">Confidence, entropy and coverage are those of ${this.store.model!.name}.</p>` : ""}`;
   }
@@ -254,8 +268,8 @@ export class CorpusView extends View {
     const { sort } = this.store.state;
     const order = sort === column ? "ascending" : sort === `-${column}` ? "descending" : "none";
     const [name, meaning] = COLUMN_NAMES[column];
-    const next = order === "ascending" ? `-${column}` : column;
-    return html`<th class="number" aria-sort=${order}><button type="button" title=${meaning} data-sort=${column} @click=${() => this.store.show({ sort: next })}>${name} ${order === "none" ? "" : order === "ascending" ? "↑" : "↓"}</button></th>`;
+    const next = { none: column, ascending: `-${column}`, descending: "" } as const;
+    return html`<th class="number" aria-sort=${order}><button type="button" title=${meaning} data-sort=${column} @click=${() => this.list({ sort: next[order] })}>${name} ${order === "none" ? "" : order === "ascending" ? "↑" : "↓"}</button></th>`;
   }
 
   private renderCase({ row, predictions }: Case, index: number, names: readonly string[]): TemplateResult {
@@ -264,7 +278,7 @@ export class CorpusView extends View {
     return html`<tr aria-current=${isShown}>
       <td data-name="Source">${this.renderButton(row, state.model, index, 0, html`<bdi>${row.source}</bdi>`)}${row.unknown.length ? html` <span class="muted small">unknown: <bdi>${row.unknown.join(" ")}</bdi></span>` : ""}</td>
       <td data-name="Reference"><bdi>${row.reference}</bdi></td>
-      ${predictions.map((each, position) => html`<td data-name=${names.length > 1 ? names[position]! : "Prediction"}>${each ? this.renderButton(each, this.compared[position]!.model.id, index, position + 1, renderPrediction(each)) : "…"}</td>`)}
+      ${predictions.map((each, position) => html`<td data-name=${names[position]!}>${each ? this.renderButton(each, this.compared[position]!.model.id, index, position + 1, renderPrediction(each)) : "…"}</td>`)}
       ${this.columns.map((column) => html`<td class="number" data-name=${COLUMN_NAMES[column][0]}>${formatValue(row, column)}</td>`)}
     </tr>`;
   }
@@ -273,14 +287,15 @@ export class CorpusView extends View {
     const { readsImages } = this.store;
     const state = { model, edits: [], ...(readsImages ? { text: "", example: row.index } : { text: row.source, example: null }) };
     const canOpen = this.store.canTrace({ model, edits: [], source: readsImages ? { example: row.index } : { text: row.source } });
-    const isReached = index === this.cell[0] && column === this.cell[1];
+    const { place } = this.store;
+    const isReached = index === Math.min(place.row, this.listed.length - 1) && column === Math.min(place.column, this.compared.length);
     return html`<button type="button" class="quiet" data-cell=${`${index},${column}`} tabindex=${isReached ? 0 : -1} ?disabled=${!canOpen}
-      @focus=${() => (this.cell = [index, column])} @click=${() => this.store.open({ state }, { tab: readsImages ? "image" : "translate" })}>${content}</button>`;
+      @focus=${() => this.move({ row: index, column })} @click=${() => this.store.open({ state }, { tab: readsImages ? "image" : "translate" })}>${content}</button>`;
   }
 
-  private move(event: KeyboardEvent): void {
-    const [row, column] = this.cell;
-    const last = Math.min(this.drawn, this.listed.length) - 1;
+  private press(event: KeyboardEvent): void {
+    const { row, column, drawn } = this.store.place;
+    const last = Math.min(drawn, this.listed.length) - 1;
     const targets: Record<string, readonly [number, number]> = {
       ArrowDown: [Math.min(row + 1, last), column],
       ArrowUp: [Math.max(row - 1, 0), column],

@@ -73,7 +73,7 @@ export class NeighborsPanel extends View {
   }
 
   private renderOffer(): TemplateResult {
-    return html`<button type="button" class="quiet" id="neighbors" @click=${() => this.store.show({ neighbors: this.store.state.tab === "steps" ? "by_state" : "by_encoder" })}>Find the nearest training pairs</button>`;
+    return html`<button type="button" id="neighbors" @click=${() => this.store.show({ neighbors: this.store.state.tab === "steps" ? "by_state" : "by_encoder" })}>Find the nearest training pairs</button>`;
   }
 
   private renderPairs(shown: Neighbors, kind: NeighborKind): TemplateResult {
@@ -102,10 +102,14 @@ export class NeighborsPanel extends View {
     return html`<li>
       <span class="number small"><span class="bar" aria-hidden="true"><i .style=${`width:${100 * Math.max(0, similarity)}%`}></i></span>${formatNumber(similarity, 2)}</span>
       <span>${store.readsImages ? content : html`<button type="button" class="quiet" ?disabled=${!store.canTrace({ source: { text: source }, edits: [] })} @click=${() => store.open({ state }, { row: step ?? 0 })}>${content}</button>`}</span>
-      <bdi>${tokens ? tokens.map((token, index) => (index === step ? html`<mark>${labelToken(token)}</mark>` : showText(token))) : target}</bdi>
+      <bdi>${tokens ? tokens.map((token, index) => renderToken(token, index === step)) : target}</bdi>
     </li>`;
   }
 }
 
-/** The text of a token inside a text: the mark of a word start is a space. The end is not part of it. */
-const showText = (token: string): string => (token === "</s>" ? "" : token.replaceAll("▁", " "));
+/** A token inside a target: the mark of a word start is a space. The end is shown only if it comes next. */
+function renderToken(token: string, isNext: boolean): TemplateResult | string {
+  const text = token.replace("▁", "");
+  const space = text === token ? "" : " ";
+  return isNext ? html`${space}<mark>${labelToken(text)}</mark>` : token === "</s>" ? "" : `${space}${text}`;
+}
