@@ -3,6 +3,7 @@
 # make test-all run all tests, including the slow ones
 # make check    check formatting, lint and types
 # make format   format the code and fix lint
+# make dist     build the wheel and the source distribution in dist/, and check them
 # make web      build the pages of the explorer and the server (needs Node; the build is checked in)
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ RUN    ?= runs/demo
 # The tests start many processes, which start faster if Python stores the bytecode of the modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: demo test test-all check format web clean
+.PHONY: demo test test-all check format dist web clean
 
 demo: .venv/ready
 	@$(BIN)/regard train dates --out $(RUN)
@@ -35,6 +36,13 @@ check: .venv/test-ready
 format: .venv/test-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dist: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 web: .venv/ready
 	$(BIN)/python web/generate_requests.py > web/src/requests.ts

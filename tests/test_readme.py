@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -135,3 +136,9 @@ def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: Programs
     [python] = [result for code, result in results.items() if "model.trace" in code]
     assert python.stdout.startswith("2009-05-03 ")
     assert "█" in python.stdout
+
+
+def test_every_extra_is_listed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| (`.+) \|", (ROOT / "docs" / "install.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[0])) == sorted(extras)

@@ -2,8 +2,10 @@
 
 import subprocess
 from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
+import torch
 
 from regard.cli.verbs import VERBS
 from tests_command import find_imports
@@ -33,7 +35,13 @@ def test_every_verb_has_help_that_ends_in_examples(cli: Run, verb: str) -> None:
 def test_all_verbs_are_listed(cli: Run) -> None:
     done = cli("--help")
     assert all(verb in done.stdout for verb in VERBS)
-    assert cli("--version").stdout.startswith("regard 0.")
+
+
+def test_the_version_names_what_reports_of_problems_need(cli: Run) -> None:
+    first, second = cli("--version").stdout.splitlines()
+    assert first == f"regard {version('regard')}"
+    assert f"torch {torch.__version__}" in second
+    assert second.endswith(torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU")
 
 
 def test_an_unknown_verb_gets_the_nearest_as_suggestion(cli: Run) -> None:

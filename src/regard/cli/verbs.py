@@ -3,6 +3,7 @@
 import importlib
 import keyword
 import logging
+import platform
 import sys
 
 import click
@@ -28,6 +29,7 @@ VERBS = {
     "explain": "Print what a model computes, what it costs and which kernels it uses.",
     "mechanisms": "List the attention mechanisms by name.",
     "completion": "Print a script for shell completion: bash, zsh or fish.",
+    "manual": "Write manual pages for `man regard`.",
 }
 
 EXAMPLES = """\b
@@ -114,7 +116,10 @@ class _Once(logging.Filter):
 def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     del parameter
     if value:
-        click.echo(f"regard {__version__}")
+        import torch
+
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        click.echo(f"regard {__version__}\nPython {platform.python_version()}, torch {torch.__version__}, {device}")
         ctx.exit()
 
 
@@ -125,7 +130,12 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the versions, and the device.",
 )
 def regard() -> None:
     """Sequence-to-sequence learning with attention: train it, run it fast, and see what it attends to."""
