@@ -1,7 +1,7 @@
 /** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.views.maps does. */
-import { addScaled, at, atMost, Matrix } from "./arrays.js";
-import { findAxes, findLayers, labelToken, readHeads, ROLE_NAMES, type Axes, type Role, type TraceDocument } from "./trace.js";
-import { combineWords, findWords, joinWord, type Span } from "./words.js";
+import { addScaled, at, atMost, cached, Matrix } from "./arrays.js";
+import { findAxes, findLayers, labelToken, readHeads, nameSlots, ROLE_NAMES, type Axes, type Hypothesis, type Role, type TraceDocument } from "./trace.js";
+import { combineWords, findWords, isContent, joinWord, type Span } from "./words.js";
 
 export type Reduction = "mean" | "max";
 export type Layer = number | Reduction | "rollout";
@@ -103,6 +103,24 @@ export function findSpan(spans: readonly Span[], token: number): number {
 export function labelCell(map: SelectedMap, row: number, column: number): [row: string, column: string] {
   return [labelToken(map.axes.rows[row] ?? ""), labelToken(map.axes.columns[column] ?? "")];
 }
+
+/** Return the output token to start with: one that the source does not contain, with the most concentrated attention. */
+export function findInformativeStep(trace: TraceDocument, hypothesis: number): number {
+  const output = trace.hypotheses[hypothesis];
+  return output ? findConcentrated(trace)(output) : 0;
+}
+
+const findConcentrated = cached((trace: TraceDocument) =>
+  cached((output: Hypothesis) => {
+    const keys = nameSlots(trace);
+    const content = [...output.tokens.keys()].filter((step) => isContent(at(output.tokens, step)));
+    const translated = content.filter((step) => !keys.includes(at(output.tokens, step)));
+    const steps = translated.length ? translated : content;
+    const map = selectMap(trace, { role: "cross", layer: "mean", head: "mean", hypothesis: trace.hypotheses.indexOf(output), words: false });
+    const concentrations = steps.map((step) => map?.weights.row(step).reduce((best, weight, slot) => Math.max(best, isContent(keys[slot] ?? "") ? weight : 0), 0) ?? 0);
+    return steps[concentrations.indexOf(Math.max(...concentrations))] ?? 0;
+  }),
+);
 
 export interface MapChoice {
   role: Role;

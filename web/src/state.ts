@@ -46,8 +46,9 @@ export interface State extends Filter {
   colors: ColorScale;
   /** The attribution beside the weights; empty for none. */
   method: Method | "";
-  /** The focused output token, and the focused slot. */
-  row: number;
+  /** The focused output token; null: the most informative one. */
+  row: number | null;
+  /** The focused slot. */
   column: number;
   /** Output tokens that are selected together. */
   rows: number[];
@@ -99,7 +100,7 @@ export const INITIAL: State = {
   words: null,
   colors: "fixed",
   method: "",
-  row: 0,
+  row: null,
   column: 0,
   rows: [],
   other: "",
@@ -187,7 +188,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   words: isOneOf(true, false, null),
   colors: isOneOf("fixed", "row"),
   method: isOneOf("", ...METHODS),
-  row: isIndex,
+  row: (value) => value === null || isIndex(value),
   column: isIndex,
   rows: isIndices,
   other: isText,

@@ -3,7 +3,7 @@ import { at } from "./arrays.js";
 import type { Method } from "./attribution.js";
 import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } from "./client.js";
 import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
-import { selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
+import { findInformativeStep, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
 import { findLayers, type Edit, type TraceDocument } from "./trace.js";
 
@@ -139,12 +139,12 @@ export class Store extends EventTarget {
     } catch {
       // The storage of the browser is full: a reload will ask for the picture again.
     }
-    this.compute({ text: name, example: null, edits: [], row: 0 });
+    this.compute({ text: name, example: null, edits: [], row: null });
   }
 
   /** Describe an image of the test set, or of the dev set. */
   openExample(example: number): void {
-    this.compute({ text: "", example, edits: [], row: 0 });
+    this.compute({ text: "", example, edits: [], row: null });
   }
 
   private get hasSource(): boolean {
@@ -194,7 +194,7 @@ export class Store extends EventTarget {
   /** Show an example, which may be of another model, and change what else is shown. */
   open({ state }: Pick<Example, "state">, changes: Partial<State> = {}): void {
     const isOther = state.model !== undefined && state.model !== this.state.model;
-    this.compute({ ...state, row: 0, column: 0, ...(isOther ? OTHER_MODEL : {}), ...changes });
+    this.compute({ ...state, row: null, column: 0, ...(isOther ? OTHER_MODEL : {}), ...changes });
   }
 
   get canUndo(): boolean {
@@ -258,7 +258,7 @@ export class Store extends EventTarget {
 
   /** The request of the training pairs that are near to the source, and to the state of the decoder at the present step. */
   describeNeighbors(): NeighborsRequest {
-    const { model, hypothesis, row } = this.state;
+    const { row, state: { model, hypothesis } } = this;
     const steps = this.trace!.steps[hypothesis] ?? [];
     return { model, source: this.describeEditedSource(), tokens: steps.slice(0, row).map(({ id }) => id) };
   }
@@ -347,7 +347,7 @@ export class Store extends EventTarget {
     const trace = this.trace!;
     const hypothesis = Math.min(this.state.hypothesis, Math.max(trace.hypotheses.length - 1, 0));
     const rows = trace.hypotheses[hypothesis]?.tokens.length ?? 0;
-    const row = Math.min(this.state.row, Math.max(rows - 1, 0));
+    const row = this.state.row && Math.min(this.state.row, Math.max(rows - 1, 0));
     this.state = { ...this.state, hypothesis, row, rows: this.state.rows.filter((each) => each < rows) };
   }
 
@@ -365,6 +365,11 @@ export class Store extends EventTarget {
   /** Whether words are shown: as chosen, or because the source is long. */
   get words(): boolean {
     return this.state.words ?? (this.trace !== null && this.trace.source.tokens.length > MANY_TOKENS);
+  }
+
+  /** The focused output token. */
+  get row(): number {
+    return this.state.row ?? findInformativeStep(this.trace!, this.state.hypothesis);
   }
 
   get layer(): Layer {

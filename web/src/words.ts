@@ -8,7 +8,10 @@ export type Span = [number, number];
 export const listTokens = ([start, end]: Span): number[] => Array.from({ length: end - start }, (_, index) => start + index);
 
 const MARK = "▁";
-const isSpace = (token: string): boolean => /^\s+$/u.test(token);
+export const isSpace = (token: string): boolean => /^\s+$/u.test(token);
+const isSpecial = (token: string): boolean => /^<.+>$/u.test(token);
+/** Whether a token is more than white space, punctuation or a special token. */
+export const isContent = (token: string): boolean => /[\p{L}\p{N}]/u.test(token) && !isSpecial(token);
 
 /** Return the tokens of each word, as spans that cover all tokens. */
 export function findWords(tokens: readonly string[]): Span[] {
@@ -21,6 +24,28 @@ export function findWords(tokens: readonly string[]): Span[] {
   const edges = starts.length ? new Set([0, ...starts]) : new Set(tokens.keys());
   const sorted = [...edges].sort((left, right) => left - right);
   return sorted.map((start, index) => [start, sorted[index + 1] ?? tokens.length]);
+}
+
+/**
+ * Return the words as they are written in a text: spans of tokens without white space between them. A token of white space
+ * is a span of its own.
+ */
+export function findWritten(tokens: readonly string[], text: string): Span[] {
+  const isMarked = tokens.some((token) => token.startsWith(MARK));
+  const lower = text.toLowerCase();
+  let end = 0;
+  const starts = tokens.flatMap((token, index) => {
+    const piece = token.replace(MARK, "").toLowerCase();
+    const found = lower.indexOf(piece, end);
+    const gap = found < 0 ? null : lower.slice(end, found);
+    const isNext = gap !== null && /^\s*$/.test(gap);
+    if (isNext) end = found + piece.length;
+    // A token that is not part of the text is a word, such as a mark of the end. Unknown parts of a subword do not start a word.
+    const isSeparate = isMarked ? token.startsWith(MARK) : isNext ? gap !== "" : piece.length > 1;
+    const isStart = index === 0 || isSeparate || isSpace(token) || isSpace(tokens[index - 1]!) || isSpecial(token);
+    return isStart ? [index] : [];
+  });
+  return starts.map((start, index) => [start, starts[index + 1] ?? tokens.length]);
 }
 
 /** Return the text of a word, without the mark or the space before it. */

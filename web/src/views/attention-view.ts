@@ -44,7 +44,7 @@ export class AttentionView extends View {
 
   private get cell(): Cell {
     const map = this.store.map!;
-    const { row, column } = this.store.state;
+    const { row, state: { column } } = this.store;
     return {
       row: findSpan(map.rowSpans, row),
       column: findSpan(map.columnSpans, column),

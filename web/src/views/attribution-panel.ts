@@ -61,7 +61,7 @@ export class AttributionPanel extends View {
   }
 
   private focusIn(map: SelectedMap): Cell {
-    const { row, column } = this.store.state;
+    const { row, state: { column } } = this.store;
     return { row: findSpan(map.rowSpans, row), column: findSpan(map.columnSpans, column) };
   }
 

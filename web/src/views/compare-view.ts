@@ -112,7 +112,7 @@ export class CompareView extends View {
   }
 
   private focusIn(map: SelectedMap): Cell {
-    const { row, column } = this.store.state;
+    const { row, state: { column } } = this.store;
     return { row: Math.min(row, map.weights.rows - 1), column: Math.min(column, map.weights.columns - 1) };
   }
 

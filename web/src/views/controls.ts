@@ -1,43 +1,50 @@
 /** Controls that several views share. */
 import { html, type TemplateResult } from "lit";
 import type { Store } from "../store.js";
-import { hasRollout, type Head, type Layer } from "../selection.js";
+import { hasRollout, type Head, type Layer, type MapChoice } from "../selection.js";
 import { findLayers, findRoles, readHeads, ROLE_NAMES, type Role } from "../trace.js";
 
 const parseChoice = (value: string): Layer => (/^\d+$/.test(value) ? Number(value) : (value as Layer));
 
+const renderOption = (value: string | number, text: string, current: unknown): TemplateResult =>
+  html`<option value=${value} ?selected=${value === current}>${text}</option>`;
+
 /** Selects of role, layer and head. Those with one choice are left out. */
 export function renderMapControls(store: Store, single = false): TemplateResult {
-  const trace = store.trace!;
-  const { role, head, hypothesis } = store.state;
-  const roles = findRoles(trace);
-  const layers = findLayers(trace, role, hypothesis);
-  const heads = layers[0] ? readHeads(layers[0]).length : 0;
-  const layer = store.layer;
-  const option = (value: string | number, text: string, current: unknown): TemplateResult =>
-    html`<option value=${value} ?selected=${value === current}>${text}</option>`;
+  const { role } = store.state;
+  const roles = findRoles(store.trace!);
   const changeRole = (event: Event): void =>
     store.show({ role: (event.target as HTMLSelectElement).value as Role, layer: null, rows: [], column: 0, row: 0 });
-  const changeLayer = (event: Event): void => store.show({ layer: parseChoice((event.target as HTMLSelectElement).value) });
-  const changeHead = (event: Event): void => store.show({ head: parseChoice((event.target as HTMLSelectElement).value) as Head });
   return html`
     ${roles.length > 1
       ? html`<label class="field">Attention
-          <select id="role" @change=${changeRole}>${roles.map((each) => option(each, ROLE_NAMES[each], role))}</select></label>`
+          <select id="role" @change=${changeRole}>${roles.map((each) => renderOption(each, ROLE_NAMES[each], role))}</select></label>`
       : ""}
+    ${renderLayerAndHead(store, store.choose(), single)}
+  `;
+}
+
+/** Selects of layer and head. */
+export function renderLayerAndHead(store: Store, { role, hypothesis, layer, head }: MapChoice, single = false): TemplateResult {
+  const trace = store.trace!;
+  const layers = findLayers(trace, role, hypothesis);
+  const heads = layers[0] ? readHeads(layers[0]).length : 0;
+  const changeLayer = (event: Event): void => store.show({ layer: parseChoice((event.target as HTMLSelectElement).value) });
+  const changeHead = (event: Event): void => store.show({ head: parseChoice((event.target as HTMLSelectElement).value) as Head });
+  return html`
     ${layers.length > 1 || hasRollout(trace, role, hypothesis)
       ? html`<label class="field">Layer
           <select id="layer" @change=${changeLayer}>
-            ${layers.map((_, index) => option(index, String(index + 1), layer))}
-            ${single || layers.length < 2 ? "" : [option("mean", "Average", layer), option("max", "Maximum", layer)]}
-            ${!single && hasRollout(trace, role, hypothesis) ? option("rollout", "Rollout", layer) : ""}
+            ${layers.map((_, index) => renderOption(index, String(index + 1), layer))}
+            ${single || layers.length < 2 ? "" : [renderOption("mean", "Average", layer), renderOption("max", "Maximum", layer)]}
+            ${!single && hasRollout(trace, role, hypothesis) ? renderOption("rollout", "Rollout", layer) : ""}
           </select></label>`
       : ""}
     ${heads > 1
       ? html`<label class="field">Head
           <select id="head" @change=${changeHead}>
-            ${Array.from({ length: heads }, (_, index) => option(index, String(index + 1), head))}
-            ${single ? option("mean", "All", head === "max" ? "mean" : head) : [option("mean", "Average", head), option("max", "Maximum", head)]}
+            ${Array.from({ length: heads }, (_, index) => renderOption(index, String(index + 1), head))}
+            ${single ? renderOption("mean", "All", head === "max" ? "mean" : head) : [renderOption("mean", "Average", head), renderOption("max", "Maximum", head)]}
           </select></label>`
       : ""}
   `;

@@ -96,9 +96,9 @@ export class EquationView extends View {
   private get chosen(): Loaded | null {
     const trace = this.loaded;
     if (!trace) return null;
-    const { role, hypothesis, head, row } = this.store.state;
+    const { role, hypothesis, head } = this.store.state;
     const layers = findLayers(trace, role, hypothesis);
-    const { layer } = this.store;
+    const { layer, row } = this.store;
     const entry = layers[typeof layer === "number" ? Math.min(layer, layers.length - 1) : layers.length - 1];
     if (!entry?.inputs) return null;
     const mechanism = trace.mechanisms[entry.name];

@@ -17,7 +17,7 @@ const STOPS: readonly Stop[] = [
   {
     title: "One token at a time",
     text: (tour) => `The model reads “${tour.source}” and writes “${tour.output}”, one token after the other. The line under a token is the probability that the model gave it.`,
-    state: { tab: "translate", row: 0 },
+    state: { tab: "translate", row: null },
   },
   {
     title: "Where it looks",
@@ -73,7 +73,7 @@ export class GuidedTour extends StoreElement {
   }
 
   private get step() {
-    return this.store.trace?.steps[0]?.[this.store.state.row];
+    return this.store.trace?.steps[0]?.[this.store.row];
   }
 
   get token(): string {

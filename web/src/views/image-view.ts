@@ -37,7 +37,7 @@ export class ImageView extends View {
   }
 
   private get weights(): Float64Array | null {
-    return this.readRow(this.store.state.row);
+    return this.readRow(this.store.row);
   }
 
   private readRow(row: number): Float64Array | null {
@@ -64,7 +64,7 @@ export class ImageView extends View {
   protected override render(): TemplateResult {
     const { trace } = this.store;
     if (!trace?.source.picture || !trace.source.grid) return html`<p class="panel">Open an image to describe it.</p>`;
-    const { hypothesis, row } = this.store.state;
+    const { row, state: { hypothesis } } = this.store;
     const tokens = trace.hypotheses[hypothesis]?.tokens ?? [];
     const weight = this.weights?.[this.cursor] ?? 0;
     return html`<div class="stack">

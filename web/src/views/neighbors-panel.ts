@@ -89,7 +89,7 @@ export class NeighborsPanel extends View {
 
   /** How many of the pairs continue as the model does. */
   private renderAgreement({ by_state }: Neighbors): TemplateResult {
-    const { hypothesis, row } = this.store.state;
+    const { row, state: { hypothesis } } = this.store;
     const { token } = this.store.trace!.steps[hypothesis]![row]!;
     const agreeing = by_state.filter(({ tokens, step }) => tokens![step!] === token).length;
     return html`<p id="agreement">${agreeing} of ${by_state.length} continue with <bdi><b>“${labelToken(token)}”</b></bdi>, as the output does at step ${row + 1}.</p>`;

@@ -123,7 +123,7 @@ export class SourceBar extends StoreElement {
   private submit(event: Event): void {
     event.preventDefault();
     const text = this.textarea?.value ?? "";
-    if (this.textarea && text !== this.store.state.text) this.store.compute({ text, edits: [], row: 0, column: 0 });
+    if (this.textarea && text !== this.store.state.text) this.store.compute({ text, edits: [], row: null, column: 0 });
     else this.store.retry();
   }
 

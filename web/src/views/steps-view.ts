@@ -58,7 +58,7 @@ export class StepsView extends View {
   }
 
   private get index(): number {
-    return Math.min(this.store.state.row, this.steps.length - 1);
+    return Math.min(this.store.row, this.steps.length - 1);
   }
 
   override createPaperFigure(fontSize: number): Figure | null {

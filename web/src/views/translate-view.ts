@@ -1,56 +1,114 @@
-/** The tab Translate: source and output side by side. An output token lights up the source tokens that it attends to. */
-import { css, html, type TemplateResult } from "lit";
-import { customElement, state } from "lit/decorators.js";
-import { at, type Matrix } from "../arrays.js";
+/** The tab Translate: the words of the source and of the output, and ribbons between them as wide as the weights. */
+import { css, html, nothing, svg, type PropertyValues, type TemplateResult } from "lit";
+import { customElement, query, state } from "lit/decorators.js";
+import { guard } from "lit/directives/guard.js";
+import { at } from "../arrays.js";
 import { AlignmentFigure, type Figure } from "../figures.js";
-import { selectMap } from "../selection.js";
+import { drawWeighted, findHeight } from "../picture.js";
+import { drawRibbon, isStacked, layRibbons, type Box, type Ribbon } from "../ribbons.js";
+import { findSpan, selectMap, type MapChoice, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { describeHypothesis, findLayers, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
+import { describeHypothesis, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
+import { findWritten, isSpace, listTokens, type Span } from "../words.js";
 import { View } from "./base.js";
+import { renderLayerAndHead, renderSegments } from "./controls.js";
+
+type Side = "source" | "output";
+
+/** A token of the source or of the output. */
+interface Token {
+  side: Side;
+  index: number;
+}
+
+/** The ribbons of longer outputs are drawn for the focused word only. */
+const MOST_ROWS = 80;
+/** Alternatives that are less likely are listed on request. */
+const UNLIKELY = 0.001;
+/** Tokens that a prediction never contains. */
+const NEVER_PREDICTED: ReadonlySet<string> = new Set(["<pad>", "<unk>", "<s>"]);
+
+const PICTURE_WIDTH = 360;
 
 @customElement("translate-view")
 export class TranslateView extends View {
   static override styles = [
     shared,
     css`
-      .panes { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: var(--space-3); }
-      @media (max-width: 800px) { .panes { grid-template-columns: minmax(0, 1fr); } }
-      .text { font-size: var(--size-5); line-height: 1.7; word-break: break-word; }
-      .long { font-size: var(--size-3); }
-      .source span { border-radius: 5px; padding: 2px 1px; transition: background 120ms; cursor: pointer; }
-      .source span.chosen { box-shadow: inset 0 0 0 2px var(--accent); }
-      .edits input { width: 9em; min-height: 34px; padding: 4px 10px; background: var(--control); border: 1px solid var(--line-strong); border-radius: 8px; }
-      .text button {
-        font-size: inherit; line-height: 1.25; border: 0; background: none; padding: 1px 2px 5px; min-height: 0; min-width: 0.6em; border-radius: 4px 4px 0 0; position: relative;
+      .legend { flex: 1; min-width: 16em; max-width: none; }
+      .lines { position: relative; display: grid; grid-template-columns: minmax(0, 1fr); row-gap: clamp(84px, 15vh, 150px); }
+      .pictured { row-gap: var(--space-3); column-gap: var(--space-4); }
+      .text { position: relative; display: flex; flex-wrap: wrap; gap: 10px 0.3em; font-size: var(--size-4); justify-content: center; }
+      .short .text { font-size: var(--size-5); }
+      .long .text { font-size: var(--size-3); gap: 8px 0.3em; justify-content: start; align-content: start; }
+      @media (min-width: 900px) {
+        .long { grid-template-columns: repeat(2, minmax(0, 1fr)); column-gap: clamp(90px, 12vw, 200px); align-items: center; }
+        .pictured { grid-template-columns: max-content minmax(0, 1fr); align-items: center; }
       }
-      .text button::after {
-        content: ""; position: absolute; left: 1px; right: 1px; bottom: 0; height: 5px; border-radius: 2px;
+      .word { display: inline-flex; flex-wrap: wrap; min-width: 0; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 8px; overflow: clip; }
+      .word.space { border-color: transparent; background: none; color: var(--muted); margin-inline: -0.25em; }
+      .word.chosen { border-color: var(--accent); box-shadow: 0 0 0 1px var(--accent); }
+      .word button {
+        font-size: inherit; line-height: 1.35; border: 0; border-radius: 0; background: color-mix(in srgb, var(--accent) var(--weight, 0%), transparent);
+        padding: 1px 1px 3px; min-height: 0; min-width: 0.7em; position: relative; white-space: pre; transition: background 120ms;
+      }
+      .word button:first-child { padding-inline-start: 7px; }
+      .word button:last-child { padding-inline-end: 7px; }
+      .word.space button { padding-inline: 0; font-size: 0.6em; }
+      .word button:focus-visible { outline-offset: -2px; }
+      .output .word button { padding-bottom: 8px; }
+      .output .word button::after {
+        content: ""; position: absolute; inset: auto 1px 0; height: 5px;
         background: linear-gradient(to right, var(--accent) var(--share), var(--line-strong) var(--share));
       }
-      .text button[aria-current="true"] { background: var(--tint); }
-      .text button.forced { font-weight: 650; }
-      .alternatives { display: grid; gap: var(--space-3); grid-template-columns: minmax(280px, 1fr) minmax(260px, 1fr); align-items: start; }
-      @media (max-width: 800px) { .alternatives { grid-template-columns: 1fr; } }
+      .word button[aria-current="true"] { background: var(--accent-fill); color: var(--on-accent); }
+      .word button.forced { font-weight: 650; }
+      svg.ribbons { position: absolute; inset: 0; width: 100%; height: 100%; overflow: visible; pointer-events: none; }
+      .ribbons path { fill: none; stroke: var(--accent); }
+      .ribbons .weak { opacity: 0.16; }
+      .ribbons .strong { opacity: 0.75; }
+      canvas { display: block; border-radius: 8px; max-width: 100%; }
+      .below { display: grid; gap: var(--space-3); grid-template-columns: minmax(280px, 1fr) minmax(260px, 1fr); align-items: start; }
+      @media (max-width: 800px) { .below { grid-template-columns: minmax(0, 1fr); } }
+      .edits input { flex: 1; min-width: 8em; max-width: 14em; min-height: 34px; padding: 4px 10px; background: var(--control); border: 1px solid var(--line-strong); border-radius: 8px; }
       .choices { display: grid; gap: 4px; margin: 0; padding: 0; list-style: none; }
-      .choices button { display: grid; grid-template-columns: 6em 1fr 4.4em; gap: 10px; width: 100%; align-items: center; text-align: start; padding: 4px 10px; }
-      .choices button[aria-pressed="true"] { border-color: var(--accent); font-weight: 600; }
+      .choices button { display: grid; grid-template-columns: 6em 1fr 4.4em; gap: 10px; width: 100%; align-items: center; text-align: start; padding: 3px 10px; border-color: transparent; background: none; }
+      .choices button:hover:not(:disabled) { border-color: var(--line-strong); background: var(--hover); }
+      .choices button:disabled { opacity: 1; }
+      .choices button[aria-pressed="true"] { border-color: var(--accent); background: var(--tint); font-weight: 650; }
+      .choices bdi { overflow: hidden; text-overflow: ellipsis; white-space: pre; }
+      .choices .number { text-align: end; }
       .bar { height: 10px; border-radius: 3px; background: var(--line); overflow: hidden; }
-      .bar i { display: block; height: 100%; background: var(--accent); }
+      .bar i { display: block; height: 100%; background: var(--muted); }
+      [aria-pressed="true"] .bar i { background: var(--accent); }
+      summary { cursor: pointer; color: var(--muted); font-size: var(--size-1); }
       .hypotheses { margin: 0; padding-inline-start: 1.5em; display: grid; gap: 6px; }
-      .hypotheses button { text-align: start; }
+      .hypotheses button { text-align: start; vertical-align: top; }
       .hypotheses button[aria-pressed="true"] { border-color: var(--accent); background: var(--tint); }
     `,
   ];
 
-  /** The output token under the pointer. */
-  @state() private hovered: number | null = null;
+  /** The token under the pointer, or with the focus of the keyboard. */
+  @state() private pointed: Token | null = null;
+  /** Where the words of the map are drawn. */
+  @state() private boxes: Record<Side, Box[]> = { source: [], output: [] };
+  @query(".lines") private lines!: HTMLElement | null;
+  @query("canvas") private canvas!: HTMLCanvasElement | null;
+
+  private map: SelectedMap | null = null;
+  private ribbons: Ribbon[] = [];
+  /** What the map is computed from, and what it was when the words were measured. */
+  private selected: readonly unknown[] = [];
+  private measured: readonly unknown[] = [];
+  private readonly observer = new ResizeObserver(() => this.measure());
 
   override createPaperFigure(fontSize: number): Figure | null {
     const { trace, state: { hypothesis } } = this.store;
     const output = trace?.hypotheses[hypothesis];
     if (!trace || !output) return null;
     const probabilities = output.tokens.map((_, index) => this.findProbability(index));
-    return new AlignmentFigure({ source: nameSlots(trace), output: output.tokens, weights: this.weights, probabilities, fontSize });
+    const weights = selectMap(trace, { ...this.choice, words: false })?.weights ?? null;
+    return new AlignmentFigure({ source: nameSlots(trace), output: output.tokens, weights, probabilities, fontSize });
   }
 
   /** A step of the output; undefined if the document contains weights only. */
@@ -62,49 +120,212 @@ export class TranslateView extends View {
     return toProbability(this.findStep(index)?.log_prob ?? null);
   }
 
+  private get output(): readonly string[] {
+    return this.store.trace!.hypotheses[this.store.state.hypothesis]?.tokens ?? [];
+  }
+
+  /** The cross-attention that the ribbons show: all layers and heads together, unless the reader has chosen. */
+  private get choice(): MapChoice {
+    return this.store.choose({ role: "cross", layer: this.store.state.layer ?? "mean" });
+  }
+
+  protected override willUpdate(changed: PropertyValues): void {
+    const { trace } = this.store;
+    if (!trace) return;
+    const selected = [trace, ...Object.values(this.choice)];
+    const isSelected = selected.every((each, index) => each === this.selected[index]);
+    if (!isSelected) {
+      this.selected = selected;
+      this.map = selectMap(trace, this.choice);
+    }
+    if (!isSelected) this.ribbons = [];
+    else if (changed.has("boxes")) this.ribbons = layRibbons(this.map!.weights, this.boxes.source, this.boxes.output);
+  }
+
   protected override render(): TemplateResult {
     const { trace } = this.store;
     if (!trace) return html``;
-    const { hypothesis, row } = this.store.state;
-    const output = trace.hypotheses[hypothesis];
-    const active = this.hovered ?? row;
+    const output = trace.hypotheses[this.store.state.hypothesis];
+    const { grid } = trace.source;
     return html`
       <div class="stack">
-        <div class="panes">
-          <section class="panel stack" aria-label="Source">
-            <p class="muted small">Source</p>
-            ${this.renderSource(active)} ${this.renderSourceEdits()}
-          </section>
-          <section class="panel stack" aria-label="Output">
-            <div class="row"><p class="muted small">Output. The line under a token is its probability.</p></div>
+        <section class="panel stack" aria-label="Alignment">
+          <div class="row"><p class="muted small legend">${this.describeLines()}</p>${this.map ? renderLayerAndHead(this.store, this.choice) : ""}${this.renderUnits()}</div>
+          <div class="lines ${grid ? "pictured" : this.size}">
+            ${grid ? this.renderPicture() : html`${this.renderRibbons()}${this.renderSource()}`}
             ${this.renderOutput()}
-            <p class="muted small number">${output ? describeHypothesis(output) : ""}${trace.seconds === undefined ? "" : `, computed in ${trace.seconds.toFixed(2)} s`}</p>
-          </section>
-        </div>
-        <div class="alternatives">
-          ${this.renderAlternatives()} ${this.renderHypotheses()}
+          </div>
+          <p class="muted small number">${output ? describeHypothesis(output) : ""}${trace.seconds === undefined ? "" : `, computed in ${trace.seconds.toFixed(2)} s`}</p>
+        </section>
+        <div class="below">
+          ${this.renderAlternatives()}
+          <div class="stack">${this.renderSourceEdits()} ${this.renderHypotheses()}</div>
         </div>
       </div>
     `;
   }
 
-  private get weights(): Matrix | null {
-    const { trace, state: { hypothesis } } = this.store;
-    const layers = findLayers(trace!, "cross", hypothesis);
-    if (!layers.length) return null;
-    return selectMap(trace!, { role: "cross", layer: layers.length - 1, head: "mean", hypothesis, words: false })!.weights;
+  private describeLines(): string {
+    const { grid } = this.store.trace!.source;
+    const line = "The line under an output token is its probability.";
+    if (!this.map) return `This model has no cross-attention. ${line}`;
+    return grid ? `The brighter a part of the picture, the larger its attention weight for the selected word. ${line}` : `The wider a ribbon, the larger the attention weight. ${line}`;
   }
 
-  private renderSource(active: number): TemplateResult {
-    const trace = this.store.trace!;
-    if (trace.source.grid) return html`<p>An image with ${nameSlots(trace).length} cells.</p><div class="row"><button type="button" @click=${() => this.store.show({ tab: "image" })}>Show what the model attends to</button></div>`;
-    const weights = this.weights;
-    const isLong = trace.source.tokens.length > 60;
-    return html`<div class="text source ${isLong ? "long" : ""}" dir="auto">${trace.source.tokens.map((token, slot) => {
-      const weight = weights && active < (trace.hypotheses[this.store.state.hypothesis]?.tokens.length ?? 0) ? weights.at(active, slot) : 0;
-      const share = Math.round(100 * Math.min(1, weight));
-      return html`<span class=${this.isChosen(slot) ? "chosen" : ""} @click=${() => this.store.show({ column: slot })} .style=${`background:color-mix(in srgb, var(--accent) ${Math.round(share * 0.75)}%, transparent)`} title=${formatPercent(weight)}>${showText(token)}</span>`;
-    })}</div>`;
+  private get size(): string {
+    const longest = Math.max(this.store.trace!.source.text.length, this.output.join("").length);
+    return longest > 150 ? "long" : longest > 40 ? "" : "short";
+  }
+
+  private renderUnits(): TemplateResult | string {
+    const { map } = this;
+    if (!map || this.store.trace!.source.grid) return "";
+    const hasWords = !this.store.words || map.rowSpans.length < this.output.length;
+    return hasWords ? renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], this.store.words ? "word" : "token", (value) => this.store.show({ words: value === "word" })) : "";
+  }
+
+  /** The token whose ribbons are strong. */
+  private get active(): Token {
+    return this.pointed ?? { side: "output", index: this.store.row };
+  }
+
+  /** The row or the column of the map that contains the active token. */
+  private get span(): number {
+    const { side, index } = this.active;
+    return findSpan(side === "output" ? this.map!.rowSpans : this.map!.columnSpans, index);
+  }
+
+  private isStrong({ row, column }: Ribbon): boolean {
+    return (this.active.side === "output" ? row : column) === this.span;
+  }
+
+  private renderRibbons(): TemplateResult | string {
+    const { ribbons, boxes } = this;
+    if (!ribbons.length) return "";
+    const stacked = isStacked(boxes.source, boxes.output);
+    const draw = (ribbon: Ribbon): unknown => svg`<path d=${drawRibbon(ribbon, stacked)} stroke-width=${ribbon.width.toFixed(1)} data-row=${ribbon.row} data-column=${ribbon.column}></path>`;
+    return html`<svg class="ribbons" aria-hidden="true">
+      <g class="weak">${guard([ribbons], () => (boxes.output.length > MOST_ROWS ? nothing : ribbons.map(draw)))}</g>
+      <g class="strong">${ribbons.filter((ribbon) => this.isStrong(ribbon)).map(draw)}</g>
+    </svg>`;
+  }
+
+  /** The weight between the active token and another token of the other side, or of its word. */
+  private findWeight(side: Side, index: number): number {
+    const { map, active } = this;
+    if (!map || side === active.side) return 0;
+    const weight = side === "source" ? map.weights.at(this.span, findSpan(map.columnSpans, index)) : map.weights.at(findSpan(map.rowSpans, index), this.span);
+    return weight || 0;
+  }
+
+  private renderSource(): TemplateResult {
+    const { tokens, text } = this.store.trace!.source;
+    const { word } = this;
+    const isChosen = ([start, end]: readonly [number, number] = [0, 0]): boolean => word !== null && this.store.client.isLive && start < word.end && end > word.start;
+    return this.renderLine("source", "Source", tokens, text, (index) => {
+      const weight = this.map && this.active.side === "output" ? `, attention weight ${formatPercent(this.findWeight("source", index))}` : "";
+      return { label: `${showText(at(tokens, index))}${weight}`, kind: isChosen(this.store.trace!.source.offsets[index]) ? "chosen" : "" };
+    });
+  }
+
+  private renderOutput(): TemplateResult {
+    const { output } = this;
+    if (!output.length) return html`<p>The output is empty.</p>`;
+    const { hypothesis, edits } = this.store.state;
+    const forced = edits.reduce((last, edit) => (edit.kind === "force_token" ? Number(edit["step"]) : last), -1);
+    return this.renderLine("output", "Output tokens", output, at(this.store.trace!.hypotheses, hypothesis).text, (index) => {
+      const probability = this.findStep(index) ? `, probability ${formatPercent(this.findProbability(index))}` : "";
+      return { label: `${showText(at(output, index))}${probability}`, kind: index <= forced ? "forced" : "" };
+    });
+  }
+
+  /** A line of words: the tokens of a word are in one box. */
+  private renderLine(side: Side, name: string, tokens: readonly string[], text: string, describe: (index: number) => { label: string; kind: string }): TemplateResult {
+    const current = this.findCurrent(side);
+    const point = (event: Event): void => {
+      const { index } = (event.target as HTMLElement).dataset;
+      if (index) this.pointed = { side, index: Number(index) };
+    };
+    const leave = (): void => void (this.pointed = null);
+    const renderToken = (token: string, index: number): TemplateResult => {
+      const { label, kind } = describe(index);
+      return html`<button type="button" class=${kind} data-index=${index} tabindex=${index === current ? 0 : -1} aria-label=${label} title=${label}
+        aria-current=${index === current && side === "output"} .style=${`--weight:${this.tint(side, index)}%;--share:${side === "output" ? 100 * this.findProbability(index) : 0}%`}
+        @click=${() => this.focusToken(side, index)}>${showText(token)}</button>`;
+    };
+    return html`<div class="text ${side}" dir="auto" role="group" aria-label=${name} @pointerover=${point} @focusin=${point} @pointerleave=${leave} @focusout=${leave} @keydown=${(event: KeyboardEvent) => this.moveToken(event, side, tokens.length)}>
+      ${findWritten(tokens, text).map(([start, end]) => html`<span class="word ${isSpace(at(tokens, start)) ? "space" : ""}">${tokens.slice(start, end).map((token, offset) => renderToken(token, start + offset))}</span>`)}
+    </div>`;
+  }
+
+  /** Color tokens by their weight, and the active token. */
+  private tint(side: Side, index: number): number {
+    if (this.active.side === side) return this.active.index === index ? 25 : 0;
+    return Math.round(65 * Math.min(1, this.findWeight(side, index)));
+  }
+
+  private findCurrent(side: Side): number {
+    const { row, state: { column } } = this.store;
+    return side === "output" ? row : Math.min(column, this.store.trace!.source.tokens.length - 1);
+  }
+
+  private focusToken(side: Side, index: number): void {
+    this.store.show(side === "output" ? { row: index } : { column: index });
+  }
+
+  private moveToken(event: KeyboardEvent, side: Side, count: number): void {
+    const current = this.findCurrent(side);
+    const targets: Record<string, number> = { ArrowRight: current + 1, ArrowLeft: current - 1, Home: 0, End: count - 1 };
+    const target = targets[event.key];
+    if (target === undefined || target < 0 || target >= count) return;
+    event.preventDefault();
+    this.focusToken(side, target);
+    void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>(`.${side} [data-index="${target}"]`)?.focus());
+  }
+
+  private renderPicture(): TemplateResult {
+    const { picture } = this.store.trace!.source;
+    if (!picture) return html`<p>The picture is not part of this document.</p>`;
+    return html`<div class="stack">
+      <canvas width=${PICTURE_WIDTH} height=${findHeight(picture, PICTURE_WIDTH)} role="img" aria-label=${`The picture under the attention weights of “${labelToken(this.output[this.active.index] ?? "")}”`}></canvas>
+      <div class="row"><button type="button" @click=${() => this.store.show({ tab: "image" })}>Brush cells out</button></div>
+    </div>`;
+  }
+
+  protected override updated(changed: PropertyValues): void {
+    super.updated(changed);
+    if (this.lines) this.observer.observe(this.lines);
+    if (this.measured !== this.selected) this.measure();
+    const { picture, grid } = this.store.trace?.source ?? {};
+    if (!this.canvas || !picture || !grid) return;
+    const { side, index } = this.active;
+    const weights = side === "output" && this.map && index < this.map.weights.rows ? this.map.weights.row(index) : null;
+    drawWeighted(this.canvas.getContext("2d")!, { picture, grid, weights, isSmooth: this.store.state.smooth });
+  }
+
+  override disconnectedCallback(): void {
+    super.disconnectedCallback();
+    this.observer.disconnect();
+  }
+
+  /** Measure where the words of the map are drawn. The ribbons follow. */
+  private measure(): void {
+    this.measured = this.selected;
+    const { map, lines } = this;
+    // A view that is being removed has no size.
+    if (!map || !lines?.clientWidth || this.store.trace!.source.grid) return;
+    const { left, top } = lines.getBoundingClientRect();
+    const find = (side: Side, spans: readonly Span[], tokens: readonly string[]): Box[] => {
+      const drawn = [...lines.querySelectorAll(`.${side} button`)];
+      return spans.map((span) => {
+        const all = listTokens(span);
+        const visible = all.filter((index) => !isSpace(at(tokens, index)));
+        const rects = (visible.length ? visible : all).map((index) => at(drawn, index).getBoundingClientRect());
+        const [x, y] = [Math.min(...rects.map((rect) => rect.left)), Math.min(...rects.map((rect) => rect.top))];
+        return { left: x - left, top: y - top, width: Math.max(...rects.map((rect) => rect.right)) - x, height: Math.max(...rects.map((rect) => rect.bottom)) - y };
+      });
+    };
+    this.boxes = { source: find("source", map.columnSpans, this.store.trace!.source.tokens), output: find("output", map.rowSpans, this.output) };
   }
 
   /** The word of the focused source token, or the token itself, if the source has no spaces. */
@@ -122,12 +343,6 @@ export class TranslateView extends View {
     return { unit: "word", position, text: found[0], start, end: start + [...found[0]].length };
   }
 
-  private isChosen(slot: number): boolean {
-    const { word } = this;
-    const [start, end] = this.store.trace!.source.offsets[slot] ?? [0, 0];
-    return word !== null && this.store.client.isLive && start < word.end && end > word.start;
-  }
-
   private renderSourceEdits(): TemplateResult | string {
     const { word } = this;
     if (!word || !this.store.client.isLive) return "";
@@ -138,7 +353,7 @@ export class TranslateView extends View {
       if (text) this.store.addEdit({ kind: "replace_source", position, unit, text });
     };
     const move = (offset: number): void => this.moveWord(offset);
-    return html`<form class="row edits" aria-label="Edit the source" @submit=${replace}>
+    return html`<section class="panel stack"><h2>Change the source</h2><form class="row edits" aria-label="Edit the source" @submit=${replace}>
       <button type="button" class="quiet" aria-label="Previous source word" @click=${() => move(-1)}>←</button>
       <bdi><b>${word.text}</b></bdi>
       <button type="button" class="quiet" aria-label="Next source word" @click=${() => move(1)}>→</button>
@@ -146,7 +361,7 @@ export class TranslateView extends View {
       <button type="button" id="delete-source" @click=${() => this.store.addEdit({ kind: "delete_source", position, unit })}>Delete</button>
       <input id="replacement" aria-label=${`Replace ${word.text} with`} placeholder="Replace with" maxlength="200" />
       <button id="replace-source">Replace</button>
-    </form>`;
+    </form></section>`;
   }
 
   private moveWord(offset: number): void {
@@ -161,45 +376,20 @@ export class TranslateView extends View {
     if (slot >= 0) this.store.show({ column: slot });
   }
 
-  private renderOutput(): TemplateResult {
-    const trace = this.store.trace!;
-    const { hypothesis, row } = this.store.state;
-    const output = trace.hypotheses[hypothesis];
-    if (!output?.tokens.length) return html`<p>The output is empty.</p>`;
-    const forced = this.store.state.edits.reduce((last, edit) => (edit.kind === "force_token" ? Number(edit["step"]) : last), -1);
-    const isLong = output.tokens.length > 60;
-    return html`<div class="text ${isLong ? "long" : ""}" dir="auto" role="group" aria-label="Output tokens" @keydown=${this.moveToken} @pointerleave=${() => (this.hovered = null)}>
-      ${output.tokens.map((token, index) => {
-        const probability = this.findProbability(index);
-        return html`<button type="button" class=${index <= forced ? "forced" : ""} tabindex=${index === row ? 0 : -1} aria-current=${index === row}
-          aria-label=${this.findStep(index) ? `${labelToken(token)}, probability ${formatPercent(probability)}` : labelToken(token)} .style=${`--share:${100 * probability}%`}
-          @pointerenter=${() => (this.hovered = index)} @focus=${() => (this.hovered = index)} @blur=${() => (this.hovered = null)}
-          @click=${() => this.store.show({ row: index })}>${showText(token)}</button>`;
-      })}
-    </div>`;
-  }
-
-  private moveToken(event: KeyboardEvent): void {
-    const count = at(this.store.trace!.hypotheses, this.store.state.hypothesis).tokens.length;
-    const targets: Record<string, number> = { ArrowRight: this.store.state.row + 1, ArrowLeft: this.store.state.row - 1, Home: 0, End: count - 1 };
-    const target = targets[event.key];
-    if (target === undefined || target < 0 || target >= count) return;
-    event.preventDefault();
-    this.store.show({ row: target });
-    void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>('[aria-current="true"]')?.focus());
-  }
-
   private renderAlternatives(): TemplateResult | string {
     const trace = this.store.trace!;
-    const { hypothesis, row } = this.store.state;
+    const { row, state: { hypothesis } } = this.store;
     const step = trace.steps[hypothesis]?.[row];
     if (!step) return "";
+    const possible = step.top.filter(({ token }) => !NEVER_PREDICTED.has(token));
+    const isLikely = ({ id, log_prob }: Candidate): boolean => id === step.id || toProbability(log_prob) >= UNLIKELY;
+    const likely = possible.filter(isLikely);
+    const unlikely = possible.filter((candidate) => !isLikely(candidate));
     return html`<section class="panel stack" aria-label="Alternatives">
       <h2>Alternatives to <bdi>“${labelToken(step.token)}”</bdi></h2>
       <p class="muted small">${this.store.client.isLive ? "Choose a token: the output before it is kept, and the model decodes the rest again." : "The most likely tokens at this position."}</p>
-      <ol class="choices">
-        ${step.top.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}
-      </ol>
+      <ol class="choices">${likely.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}</ol>
+      ${unlikely.length ? html`<details><summary>${unlikely.length} more, below ${formatPercent(UNLIKELY)} each</summary><ol class="choices">${unlikely.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}</ol></details>` : ""}
       ${this.store.client.isLive ? this.renderOtherToken(row) : ""}
     </section>`;
   }
@@ -246,9 +436,10 @@ export class TranslateView extends View {
   }
 }
 
-/** The text of a token inside a text: the mark of a word start is a space. */
+
+/** The text of a token inside a word. */
 function showText(token: string): string {
-  return token.startsWith("▁") ? ` ${token.slice(1)}` : /^\s+$/u.test(token) ? " " : labelToken(token);
+  return labelToken(token.replace(/^▁(?=.)/u, ""));
 }
 
 /** The index of a character in code units. Offsets of a trace count characters, as Python does. */
