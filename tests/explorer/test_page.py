@@ -134,7 +134,7 @@ def test_edits_of_attention_are_decoded_again(page: Any, url: str) -> None:
     wait_for_url(page, "set_row")
     assert "step 2 (" in page.locator("#changes p").inner_text()
     page.reload()
-    page.wait_for_selector("[aria-label='Remove the edit: weights set at step 2, head 2']")
+    page.wait_for_selector("[aria-label='Remove the edit: weights set at step 2, cross-attention layer 2, head 2']")
 
 
 def test_brushed_cells_of_an_image_are_decoded_again(page: Any, url: str) -> None:

@@ -1,6 +1,7 @@
 /** Figures: what the views draw, and what they export. */
 import { at, type Matrix } from "./arrays.js";
 import { createScale, ScaleFigure, type Colors, type Scale } from "./color-scale.js";
+import type { Marks } from "./edits.js";
 import { levelOf, type Palette } from "./palette.js";
 import { CanvasSurface, fitText, measureText, PlacedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
 import { formatPercent, labelToken, type Axes } from "./trace.js";
@@ -38,6 +39,8 @@ export const framePaper = (fontSize: number, count = 1): Frame => ({
 });
 
 const GAP = 24;
+/** The distance of the lines of a hatched area. */
+const HATCH = 7;
 /** The width of several figures in a row. */
 const WIDEST_ROW = 1200;
 /** The longest label, relative to the size of its text. */
@@ -88,9 +91,19 @@ class MapHead {
   }
 }
 
+/** Draw diagonal lines over an area: it is switched off. */
+function hatch(surface: Surface, x: number, y: number, width: number, height: number, color: string): void {
+  for (let offset = HATCH / 2; offset < width + height; offset += HATCH) {
+    const [x1, y1] = offset < height ? [x, y + offset] : [x + offset - height, y + height];
+    const [x2, y2] = offset < width ? [x + offset, y] : [x + width, y + offset - width];
+    surface.line(x1, y1, x2, y2, color, 1);
+  }
+}
+
 export interface MatrixOptions extends Frame {
   weights: Matrix;
   axes: Axes;
+  marks?: Marks | undefined;
   colors: Colors;
   /** The largest number of the scale; 1 by default. */
   largest?: number;
@@ -148,7 +161,16 @@ export class MatrixFigure implements Figure {
     this.head.draw(surface, palette, this.left, this.width - 12);
     this.drawCells(surface, palette);
     this.drawLabels(surface, palette);
+    if (this.options.marks) this.drawMarks(surface, palette, this.options.marks);
     this.drawSelection(surface, palette);
+  }
+
+  private drawMarks(surface: Surface, palette: Palette, { rows, cells, isOff }: Marks): void {
+    const { cellWidth, cellHeight, left, top, options: { weights } } = this;
+    const width = weights.columns * cellWidth;
+    if (isOff) hatch(surface, left, top, width, weights.rows * cellHeight, palette.edit);
+    for (const { row, column } of cells) hatch(surface, left + column * cellWidth, top + row * cellHeight, cellWidth - 1, cellHeight - 1, palette.edit);
+    for (const row of rows) surface.outline(left - 1, top + row * cellHeight - 1, width + 1, cellHeight + 1, palette.edit, 2);
   }
 
   private drawCells(surface: Surface, palette: Palette): void {
@@ -175,7 +197,7 @@ export class MatrixFigure implements Figure {
   }
 
   private drawLabels(surface: Surface, palette: Palette): void {
-    const { fontSize, options: { axes, focus } } = this;
+    const { fontSize, options: { axes, focus, marks } } = this;
     const every = (size: number): number => Math.max(1, Math.ceil((0.95 * fontSize) / size));
     const columnStep = every(this.cellWidth);
     const rowStep = every(this.cellHeight);
@@ -185,7 +207,8 @@ export class MatrixFigure implements Figure {
       const isFocused = focus?.column === column;
       if (column % columnStep && !isFocused) return;
       const x = this.left + (column + 0.5) * this.cellWidth;
-      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
+      const strike = marks?.struck.columns.has(column) ? palette.edit : undefined;
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, strike };
       const text = fitText(label, fontSize, longest);
       if (this.isRotated) surface.text(x, this.top - 8, text, { ...style, rotate: -90 });
       else surface.text(x, this.top - 0.9 * fontSize, text, { ...style, anchor: "middle" });
@@ -194,7 +217,8 @@ export class MatrixFigure implements Figure {
       const isFocused = focus?.row === row;
       if (row % rowStep && !isFocused) return;
       const y = this.top + (row + 0.5) * this.cellHeight;
-      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
+      const strike = marks?.struck.rows.has(row) ? palette.edit : undefined;
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, strike };
       surface.text(this.left - 8, y, fitText(label, fontSize, longest), { ...style, anchor: "end" });
     });
   }
@@ -225,6 +249,7 @@ export class MatrixFigure implements Figure {
 export interface LinesOptions extends Frame {
   weights: Matrix;
   axes: Axes;
+  marks?: Marks | undefined;
 }
 
 
@@ -277,7 +302,7 @@ export class LinesFigure implements Figure {
   }
 
   draw(surface: Surface, palette: Palette): void {
-    const { fontSize, side, options: { axes, weights, focus } } = this;
+    const { fontSize, side, options: { axes, weights, focus, marks } } = this;
     const right = this.width - side;
     const small = { size: SMALL * fontSize, color: palette.muted };
     surface.text(side - 10, this.top - fontSize, axes.columnName, { ...small, anchor: "end" });
@@ -295,12 +320,13 @@ export class LinesFigure implements Figure {
     }
     axes.columns.forEach((token, column) => {
       const weight = focus ? weights.at(focus.row, column) : 0;
-      const style = { size: fontSize, color: weight > 0.15 ? palette.accent : palette.ink, bold: weight > 0.15 };
+      const style = { size: fontSize, color: weight > 0.15 ? palette.accent : palette.ink, bold: weight > 0.15, strike: marks?.struck.columns.has(column) ? palette.edit : undefined };
       surface.text(side - 10, this.y(column, weights.columns), fitText(labelToken(token), fontSize, side - 14), { ...style, anchor: "end" });
     });
     axes.rows.forEach((token, row) => {
       const isFocused = focus?.row === row;
-      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused };
+      const strike = marks?.struck.rows.has(row) ? palette.edit : undefined;
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, strike };
       surface.text(right + 10, this.y(row, weights.rows), fitText(labelToken(token), fontSize, side - 14), style);
     });
   }
@@ -319,6 +345,8 @@ export interface GridOptions extends Frame {
   maps: Matrix[][];
   axes: Axes;
   colors: "fixed" | "row";
+  /** Whether a head is switched off. */
+  isOff(layer: number, head: number): boolean;
 }
 
 /** A thumbnail for each layer and head: in its cells, a row is a layer and a column is a head. */
@@ -358,7 +386,7 @@ export class GridFigure implements Figure {
   }
 
   private drawTile(surface: Surface, palette: Palette, weights: Matrix, layer: number, head: number): void {
-    const { focus, colors } = this.options;
+    const { focus, colors, isOff } = this.options;
     const { x, y } = this.place(layer, head);
     if (layer === 0) {
       const style = { size: this.fontSize, color: palette.muted, anchor: "middle" } as const;
@@ -366,6 +394,7 @@ export class GridFigure implements Figure {
     }
     surface.rect(x, y, this.tileWidth, this.tileHeight, at(palette.ramp, 0));
     surface.cells(x, y, this.tileWidth, this.tileHeight, quantize(weights, colors), palette.ramp);
+    if (isOff(layer, head)) hatch(surface, x, y, this.tileWidth, this.tileHeight, palette.edit);
     const isFocused = focus?.row === layer && focus.column === head;
     surface.outline(x - 1, y - 1, this.tileWidth + 2, this.tileHeight + 2, isFocused ? palette.accent : palette.line, isFocused ? 3 : 1);
   }

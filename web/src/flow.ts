@@ -61,6 +61,8 @@ export interface FlowOptions extends FlowFrame {
   /** One head, or several with the same stages. */
   lanes: readonly Lane[];
   keys: readonly string[];
+  /** The keys whose tokens were masked in the source. */
+  struck: ReadonlySet<number>;
   /** The token that is predicted from the context. */
   output: string;
 }
@@ -216,7 +218,8 @@ class Drawing {
       const isFocused = slot !== null && slot === this.options.focus;
       if (isFocused) this.surface.rect(0, y - rowHeight / 2, figure.width, rowHeight, palette.tint);
       const color = isFocused ? palette.accent : slot === null ? palette.muted : palette.ink;
-      this.write(left - 1.6 * size, y, fitText(figure.labelLine(line), size, left - 3.4 * size), { color, anchor: "end", bold: isFocused });
+      const strike = slot !== null && this.options.struck.has(slot) ? palette.edit : undefined;
+      this.write(left - 1.6 * size, y, fitText(figure.labelLine(line), size, left - 3.4 * size), { color, anchor: "end", bold: isFocused, strike });
       if (slot !== null) this.write(2, y, String(slot + 1), { size: 0.8 * size, color: palette.muted });
       const isFirst = lines[index - 1]?.lane !== lane;
       if (isFirst && this.options.lanes.length > 1) this.write(2, y - rowHeight / 2 - 0.9 * size, at(this.options.lanes, lane).name, { bold: true });

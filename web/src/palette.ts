@@ -8,6 +8,8 @@ export interface Palette {
   muted: string;
   line: string;
   accent: string;
+  /** The color of edits. */
+  edit: string;
   /** Bars of negative numbers. */
   negative: string;
   /** The background of what is focused. */
@@ -37,6 +39,7 @@ export const LIGHT: Palette = {
   muted: "#596275",
   line: "#dfe3ea",
   accent: "#2b5fd9",
+  edit: "#a34e00",
   negative: "#d9822b",
   tint: "#e8effd",
   ramp: interpolate("#f5f7fb", "#c3d5fb", "#7fa4f2", "#3a66d6", "#17327f", "#0b1a4a"),
@@ -49,6 +52,7 @@ export const DARK: Palette = {
   muted: "#a2abbd",
   line: "#2e3543",
   accent: "#8ab0ff",
+  edit: "#ffb26b",
   negative: "#d9822b",
   tint: "#1d2a47",
   ramp: interpolate("#1c212b", "#22386e", "#2f5bc0", "#6f9dfb", "#b9d1ff", "#f4f8ff"),

@@ -1,5 +1,6 @@
 /** Which attention weights are shown: how layers, heads and tokens are combined, as regard.inspection.views.maps does. */
 import { addScaled, at, atMost, cached, Matrix } from "./arrays.js";
+import { findMarks, type Marks } from "./edits.js";
 import { findAxes, findLayers, labelToken, readHeads, nameSlots, ROLE_NAMES, type Axes, type Hypothesis, type Role, type TraceDocument } from "./trace.js";
 import { combineWords, findWords, isContent, joinWord, type Span } from "./words.js";
 
@@ -14,6 +15,8 @@ export interface SelectedMap {
   /** The tokens of each row and column: one, or those of a word. */
   rowSpans: Span[];
   columnSpans: Span[];
+  /** What edits changed in it. */
+  marks?: Marks;
 }
 
 /** Combine matrices of one shape element by element. */
@@ -136,7 +139,10 @@ export function selectMap(trace: TraceDocument, choice: MapChoice): SelectedMap 
   if (!findLayers(trace, role, hypothesis).length) return null;
   const map = groupTokens(trace, selectWeights(trace, role, hypothesis, layer, head), findAxes(trace, role, hypothesis), words);
   const title = describe(trace, role, hypothesis, layer, head);
-  return { ...map, title: words ? `${title}, words` : title };
+  const layers = findLayers(trace, role, hypothesis);
+  const shown = typeof layer === "number" ? [atMost(layers, layer)] : layers;
+  const marks = findMarks(trace, shown, typeof head === "number" ? head : null, map.rowSpans, map.columnSpans);
+  return { ...map, marks, title: `${title}${words ? ", words" : ""}${marks.isOff ? ", off" : ""}` };
 }
 
 /** Return a map by token or by word. Cells of a picture are not words. */

@@ -2,6 +2,7 @@
 import { at } from "./arrays.js";
 import type { Method } from "./attribution.js";
 import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } from "./client.js";
+import { mergeEdit } from "./edits.js";
 import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
 import { findInformativeStep, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
@@ -42,6 +43,8 @@ export class Store extends EventTarget {
   image = sessionStorage.getItem("regard.image") ?? "";
   /** Why the present state could not be computed. `trace` is then the last result; empty without a failure. */
   error = "";
+  /** The edit that failed last: which control made it, and why it failed. */
+  refusal: { control: string; message: string } | null = null;
   /** Also before the models are known. */
   loading = true;
   /** What assistive technology reads aloud. */
@@ -183,12 +186,31 @@ export class Store extends EventTarget {
     this.move({ hypothesis: 0, rows: [], ...changes });
   }
 
-  addEdit(edit: Edit): void {
-    this.compute({ edits: [...this.state.edits, edit] });
+  async addEdit(edit: Edit, control: string): Promise<void> {
+    const edits = mergeEdit(this.state.edits, edit);
+    if (JSON.stringify(edits) === JSON.stringify(this.state.edits)) this.announce("This edit is already applied.");
+    else await this.changeEdits(edits, control);
   }
 
   removeEdit(index: number): void {
-    this.compute({ edits: removeAt(this.state.edits, index) });
+    void this.changeEdits(removeAt(this.state.edits, index), "edits");
+  }
+
+  /** Decode again with other edits. If that fails, the page stays as it was, and the reason is shown beside the control. */
+  async changeEdits(edits: Edit[], control: string): Promise<void> {
+    const signal = this.begin();
+    this.loading = true;
+    this.notify();
+    try {
+      await this.fetchTrace({ edits });
+      if (!signal.aborted) this.compute({ edits });
+    } catch (reason) {
+      if (signal.aborted) return;
+      this.refusal = { control, message: readMessage(reason) };
+      this.loading = false;
+      this.announce(this.refusal.message);
+      this.notify();
+    }
   }
 
   /** Show an example, which may be of another model, and change what else is shown. */
@@ -312,11 +334,16 @@ export class Store extends EventTarget {
     if (this.visits.size > MOST_VISITS) this.visits.delete(this.visits.keys().next().value!);
   }
 
-  private async load(): Promise<void> {
-    // Work for an earlier state is not needed any more.
+  /** Start other work. That for an earlier state is not needed any more. */
+  private begin(): AbortSignal {
     if (this.loading) this.controller.abort();
     this.controller = new AbortController();
-    const { signal } = this.controller;
+    this.refusal = null;
+    return this.controller.signal;
+  }
+
+  private async load(): Promise<void> {
+    const signal = this.begin();
     this.error = "";
     if (!this.hasSource) {
       this.trace = null;
@@ -352,7 +379,7 @@ export class Store extends EventTarget {
   }
 
   private fail(reason: unknown): void {
-    this.error = (reason as Error).message;
+    this.error = readMessage(reason);
     this.loading = false;
     this.announce(this.error);
     this.notify();
@@ -432,6 +459,10 @@ class Documents {
 
 /** Layers and heads of one model are not those of another. */
 const OTHER_MODEL = { layer: null, head: "mean" } as const;
+
+/** The message of an error. The server counts edits from 0, as Python does. */
+const readMessage = (reason: unknown): string =>
+  (reason as Error).message.replace(/^edits\[(\d+)\]/, (_, index: string) => `Edit ${Number(index) + 1}`);
 
 export function removeAt<T>(values: readonly T[], index: number): T[] {
   return values.filter((_, position) => position !== index);

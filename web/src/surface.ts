@@ -9,6 +9,8 @@ export interface TextStyle {
   /** Degrees, clockwise. */
   rotate?: number;
   bold?: boolean;
+  /** The color of a line through the text. */
+  strike?: string | undefined;
 }
 
 export interface Surface {
@@ -78,6 +80,11 @@ export class CanvasSurface implements Surface {
     context.textAlign = ANCHORS[style.anchor ?? "start"];
     context.textBaseline = "middle";
     context.fillText(text, 0, 0);
+    if (style.strike) {
+      const { actualBoundingBoxLeft: before, actualBoundingBoxRight: after } = context.measureText(text);
+      context.fillStyle = style.strike;
+      context.fillRect(-before, -0.5, before + after, Math.max(1.5, 0.1 * style.size));
+    }
     context.restore();
   }
 
@@ -161,7 +168,7 @@ export class SvgSurface implements Surface {
     // Few programs read dominant-baseline.
     this.parts.push(
       `<text x="${round(x)}" y="${round(y + BASELINE * style.size)}" font-size="${round(style.size)}" fill="${style.color}" ` +
-        `text-anchor="${style.anchor ?? "start"}" xml:space="preserve"${style.bold ? ' font-weight="600"' : ""}${rotate}>${escapeText(text)}</text>`,
+        `text-anchor="${style.anchor ?? "start"}" xml:space="preserve"${style.bold ? ' font-weight="600"' : ""}${style.strike ? ' text-decoration="line-through"' : ""}${rotate}>${escapeText(text)}</text>`,
     );
   }
 

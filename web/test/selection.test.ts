@@ -46,7 +46,7 @@ test("written words are what white space separates, in letters, subwords and wor
 function makeTrace(source: string[], output: string[], weights: number[][]): TraceDocument {
   const data = Buffer.from(Float32Array.from(weights.flat()).buffer).toString("base64");
   const entry = { name: "cross", role: "cross", layer: 0, hypothesis: 0, shape: [output.length, source.length], dtype: "float32", data };
-  return { source: { tokens: source, grid: null }, hypotheses: [{ tokens: output }], attention: [entry] } as unknown as TraceDocument;
+  return { source: { tokens: source, grid: null }, hypotheses: [{ tokens: output }], attention: [entry], edits: [] } as unknown as TraceDocument;
 }
 
 test("the first screen starts at a token that the source does not contain, with concentrated attention", () => {

@@ -288,8 +288,8 @@ class MaskRegion(SourceEdit):
 def check_index(name: str, index: int, count: int, noun: str, owner: str) -> None:
     """Raise ConfigError unless 0 ≤ index < count."""
     if index >= count:
-        accepted = f"Use {name} 0 to {count - 1}." if count else "There is nothing to change."
-        raise ConfigError(f"{name} {index} is out of range: {owner} has {quantity(count, noun)}. {accepted}")
+        accepted = f"`{name}` counts from 0: use 0 to {count - 1}." if count else "There is nothing to change."
+        raise ConfigError(f"there is no {noun} {index + 1}: {owner} has {quantity(count, noun)}. {accepted}")
 
 
 def check_source(source: Any, reader: SourceReader) -> RawSource:

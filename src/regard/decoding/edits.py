@@ -186,8 +186,8 @@ def _force_token(predictor: Predictor, task: TraceTask, edit: ForceToken) -> Con
     tokens = task.find_best(predictor).tokens
     if edit.step > len(tokens):
         raise ConfigError(
-            f"step {edit.step} is out of range: the prediction has {quantity(len(tokens), 'token')}. Use step 0 to "
-            f"{len(tokens)}."
+            f"there is no step {edit.step + 1}: the prediction has {quantity(len(tokens), 'token')}. `step` counts "
+            f"from 0: use 0 to {len(tokens)}."
         )
     prefix = [*tokens[: edit.step], _find_token(predictor.tokenizer, edit.token)]
     return task.constraints._replace(prefix_ids=[prefix])
@@ -240,8 +240,8 @@ def _check_slots(edit: HeadIntervention, attention: Attention, slots: int) -> No
                 raise ConfigError("the number of keys of decoder-self differs between steps. Set `step`, too.")
             if any(weights[query + 1 :]):
                 raise ConfigError(
-                    f"step {query} attends to the {quantity(query + 1, 'key')} up to its own position, but a later key "
-                    "has a weight. Set it to 0."
+                    f"step {query + 1} attends to the {quantity(query + 1, 'key')} up to its own position, but a later "
+                    "key has a weight. Set it to 0."
                 )
         case SetRow(weights=weights) if len(weights) != slots:
             raise ConfigError(
@@ -251,7 +251,7 @@ def _check_slots(edit: HeadIntervention, attention: Attention, slots: int) -> No
         case MaskKeys(keys=keys) if not is_target:
             check_index("key", max(keys), slots, "key", edit.attention)
         case MaskKeys(keys=keys) if query is not None:
-            check_index("key", max(keys), query + 1, "key", f"step {query}")
+            check_index("key", max(keys), query + 1, "key", f"step {query + 1}")
 
 
 def check_steps(predictor: Predictor, edits: Sequence[Edit], longest: int) -> None:

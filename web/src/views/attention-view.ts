@@ -3,6 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { addScaled, at, atMost, Matrix } from "../arrays.js";
 import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
+import { isHeadOff } from "../edits.js";
 import { FigureRow, framePaper, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure, type Frame } from "../figures.js";
 import { colorOf, currentPalette, isDark } from "../palette.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
@@ -15,7 +16,7 @@ import type { AttributionPanel } from "./attribution-panel.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent, CellFigure } from "./canvas-figure.js";
-import { renderHypotheses, renderMapControls, renderSegments } from "./controls.js";
+import { renderHypotheses, renderMapControls, renderRefusal, renderSegments } from "./controls.js";
 import "./row-editor.js";
 
 @customElement("attention-view")
@@ -29,6 +30,7 @@ export class AttentionView extends View {
       aside { display: grid; gap: var(--space-3); }
       .shaded { font-size: var(--size-4); line-height: 2; }
       .shaded span, .shaded button { padding: 3px 4px; border-radius: 5px; font-size: inherit; line-height: 1.3; min-height: 0; }
+      .shaded .masked { text-decoration: line-through 2px; }
       .shaded button { border: 1px solid transparent; background: none; margin: 0; }
       .shaded button[aria-pressed="true"] { background: var(--accent-fill); color: var(--on-accent); }
       ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 4px; }
@@ -90,10 +92,17 @@ export class AttentionView extends View {
   }
 
   private createFigure(map: SelectedMap, frame: Frame): CellFigure {
-    const { weights, axes } = map;
+    const { weights, axes, marks } = map;
     const { view, colors } = this.store.state;
-    if (view === "lines") return new LinesFigure({ ...frame, weights, axes });
-    return view === "grid" ? new GridFigure({ ...frame, maps: this.heads, axes, colors }) : new MatrixFigure({ ...frame, weights, axes, colors });
+    if (view === "lines") return new LinesFigure({ ...frame, weights, axes, marks });
+    const isOff = (layer: number, head: number): boolean => this.isOff(layer, head);
+    return view === "grid" ? new GridFigure({ ...frame, maps: this.heads, axes, colors, isOff }) : new MatrixFigure({ ...frame, weights, axes, colors, marks });
+  }
+
+  private isOff(layer: number, head: number): boolean {
+    const trace = this.store.trace!;
+    const { role, hypothesis } = this.store.state;
+    return isHeadOff(trace, atMost(findLayers(trace, role, hypothesis), layer).name, head);
   }
 
   private get frame(): Frame {
@@ -224,7 +233,7 @@ export class AttentionView extends View {
     const { row: layer, column: head } = this.tile;
     const weights = atMost(atMost(this.heads, layer), head);
     return html`<section class="panel stack">
-      <h3>Layer ${layer + 1}, head ${head + 1}</h3>
+      <h3>Layer ${layer + 1}, head ${head + 1}${this.isOff(layer, head) ? ", off" : ""}</h3>
       <p class="number">Average entropy of a row: ${averageEntropy(weights).toFixed(2)} nats of at most ${Math.log(weights.columns).toFixed(2)}.</p>
       <button type="button" class="primary" @click=${() => this.store.show({ layer, head, view: "matrix" })}>Open this head</button>
     </section>`;
@@ -265,7 +274,7 @@ export class AttentionView extends View {
     const keys = listTokens(at(map.columnSpans, column));
     const key = html`<bdi>“${labelCell(map, row, column)[1]}”</bdi>`;
     const button = (id: string, text: unknown, edit: Edit): TemplateResult =>
-      html`<button type="button" id=${id} @click=${() => this.store.addEdit(edit)}>${text}</button>`;
+      html`<button type="button" id=${id} @click=${() => this.store.addEdit(edit, "attention")}>${text}</button>`;
     return html`<section class="panel stack edits" aria-label="Decode again">
       <div><h3>Decode again</h3><p class="muted small">Change ${heads === 1 ? "the weights" : typeof head === "number" ? `head ${head + 1}` : "all heads"}${layers.length > 1 ? ` of layer ${layer + 1}` : ""}. The model continues from there.</p></div>
       <div class="row" role="group" aria-label="Mask a key"><span>Mask ${key}</span>
@@ -277,6 +286,7 @@ export class AttentionView extends View {
       ${heads === 1 || typeof head === "number"
         ? html`<div class="row">${button("ablate-head", heads === 1 ? "Ablate the attention" : `Ablate head ${Number(head) + 1}`, { kind: "ablate_head", attention: entry.name, head: target.head ?? 0 })}</div>`
         : html`<p class="muted small">Choose a head to ablate it.</p>`}
+      ${renderRefusal(this.store, "attention")}
       <row-editor .store=${this.store} .map=${map} .edited=${{ ...target, row, step, keys: role === "decoder-self" ? step + 1 : entry.shape[entry.shape.length - 1] }}></row-editor>
     </section>`;
   }
@@ -292,7 +302,7 @@ export class AttentionView extends View {
       <div class="shaded" dir="auto">
         ${map.axes.columns.map((token, column) => {
           const weight = distribution[column] ?? 0;
-          return html`<span .style=${`background:${colorOf(palette, weight / largest)};color:${textOn(weight / largest)}`} title=${formatPercent(weight)}>${labelToken(token)}</span>`;
+          return html`<span class=${map.marks?.struck.columns.has(column) ? "masked" : ""} .style=${`background:${colorOf(palette, weight / largest)};color:${textOn(weight / largest)}`} title=${formatPercent(weight)}>${labelToken(token)}</span>`;
         })}
       </div>
       <p class="muted small">${isSelf ? "Queries" : map.axes.rowName}: select one or several</p>

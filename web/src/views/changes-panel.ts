@@ -1,6 +1,7 @@
 /** What the edits changed: the text, its score and the attention weights. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
+import { compareLists } from "../edits.js";
 import { shared } from "../styles.js";
 import { formatChange, formatPercent, labelToken, ROLE_NAMES, type TraceDocument } from "../trace.js";
 import { StoreElement } from "./base.js";
@@ -19,12 +20,23 @@ function findLargest(variation: Record<string, number[]>): LargestChange | null 
   return rows.reduce<LargestChange | null>((best, row) => (row.variation > (best?.variation ?? 0) ? row : best), null);
 }
 
+/** Two texts, with the words that differ marked; in texts without spaces, the characters. */
+function renderDifference(before: string, after: string): TemplateResult {
+  const split = (text: string): string[] => (/\s/u.test(before + after) ? text.split(/(\s+)/u).filter(Boolean) : [...text]);
+  const [left, right] = [split(before), split(after)];
+  const [missing, added] = compareLists(left, right);
+  const mark = (parts: readonly string[], differs: readonly boolean[], tag: (part: string) => TemplateResult): TemplateResult =>
+    html`<bdi>${parts.length ? parts.map((part, index) => (differs[index] ? tag(part) : part)) : "(empty)"}</bdi>`;
+  return html`<span class="muted">${mark(left, missing, (part) => html`<del>${part}</del>`)} →</span> <b>${mark(right, added, (part) => html`<ins>${part}</ins>`)}</b>`;
+}
+
 @customElement("changes-panel")
 export class ChangesPanel extends StoreElement {
   static override styles = [
     shared,
     css`
-      .panel { padding: var(--space-2) var(--space-3); margin-bottom: var(--space-3); border-inline-start: 4px solid var(--accent); }
+      .panel { padding: var(--space-2) var(--space-3); margin-bottom: var(--space-3); border-inline-start: 4px solid var(--edit); }
+      del, ins { text-decoration: none; border-radius: 3px; background: color-mix(in srgb, var(--edit) 22%, transparent); }
       p { max-width: none; flex: 1; min-width: 20em; }
     `,
   ];
@@ -38,12 +50,12 @@ export class ChangesPanel extends StoreElement {
       <p>
         ${first === null
           ? html`The edits do not change the output.`
-          : html`<bdi><b>${text || "(empty)"}</b></bdi> <span class="muted">→</span> <bdi><b>${after?.text || "(empty)"}</b></bdi>, different from step ${first + 1} on.`}
+          : html`${renderDifference(text, after?.text ?? "")}, different from step ${first + 1} on.`}
         <span class="number">${formatChange(score, after?.score ?? null)}</span>
         <span class="number">${this.describeWeights(trace)}</span>
       </p>
       <button type="button" ?disabled=${!this.store.canTrace({ edits: [] })} @click=${() => this.store.show({ tab: "compare", other: "original" })}>Compare</button>
-      <button type="button" id="remove-edits" ?disabled=${!this.store.canTrace({ edits: [] })} @click=${() => this.store.compute({ edits: [] })}>Remove all edits</button>
+      <button type="button" id="remove-edits" ?disabled=${!this.store.canTrace({ edits: [] })} @click=${() => void this.store.changeEdits([], "edits")}>Remove all edits</button>
     </section>`;
   }
 

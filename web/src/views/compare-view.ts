@@ -85,7 +85,7 @@ export class CompareView extends View {
   override createPaperFigure(fontSize: number): Figure | null {
     const { panes } = this;
     const frame = framePaper(fontSize, panes.length);
-    const parts = panes.map(([name, { weights, axes }, colors]) => [name, new MatrixFigure({ ...frame, weights, axes, colors })] as const);
+    const parts = panes.map(([name, { weights, axes, marks }, colors]) => [name, new MatrixFigure({ ...frame, weights, axes, marks, colors })] as const);
     return parts.length ? new FigureRow(parts, fontSize) : null;
   }
 
@@ -108,7 +108,7 @@ export class CompareView extends View {
 
   private createFigure(map: SelectedMap, colors: Colors): MatrixFigure {
     const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
-    return new MatrixFigure({ weights: map.weights, axes: map.axes, colors, width, height: 420, fontSize: null, focus: this.focusIn(map), selected: [] });
+    return new MatrixFigure({ weights: map.weights, axes: map.axes, marks: map.marks, colors, width, height: 420, fontSize: null, focus: this.focusIn(map), selected: [] });
   }
 
   private focusIn(map: SelectedMap): Cell {

@@ -1,5 +1,7 @@
 /** Controls that several views share. */
 import { html, type TemplateResult } from "lit";
+import { atMost } from "../arrays.js";
+import { isHeadOff } from "../edits.js";
 import type { Store } from "../store.js";
 import { hasRollout, type Head, type Layer, type MapChoice } from "../selection.js";
 import { findLayers, findRoles, readHeads, ROLE_NAMES, type Role } from "../trace.js";
@@ -29,6 +31,8 @@ export function renderLayerAndHead(store: Store, { role, hypothesis, layer, head
   const trace = store.trace!;
   const layers = findLayers(trace, role, hypothesis);
   const heads = layers[0] ? readHeads(layers[0]).length : 0;
+  const shown = typeof layer === "number" ? [atMost(layers, layer)] : layers;
+  const isOff = (index: number): boolean => shown.every((entry) => isHeadOff(trace, entry.name, index));
   const changeLayer = (event: Event): void => store.show({ layer: parseChoice((event.target as HTMLSelectElement).value) });
   const changeHead = (event: Event): void => store.show({ head: parseChoice((event.target as HTMLSelectElement).value) as Head });
   return html`
@@ -43,7 +47,7 @@ export function renderLayerAndHead(store: Store, { role, hypothesis, layer, head
     ${heads > 1
       ? html`<label class="field">Head
           <select id="head" @change=${changeHead}>
-            ${Array.from({ length: heads }, (_, index) => renderOption(index, String(index + 1), head))}
+            ${Array.from({ length: heads }, (_, index) => renderOption(index, `${index + 1}${isOff(index) ? " (off)" : ""}`, head))}
             ${single ? renderOption("mean", "All", head === "max" ? "mean" : head) : [renderOption("mean", "Average", head), renderOption("max", "Maximum", head)]}
           </select></label>`
       : ""}
@@ -67,6 +71,11 @@ export function renderSegments<T extends string>(
 /** What went wrong, and a button that tries again. */
 export function renderFailure(message: string, retry: () => void): TemplateResult {
   return html`<div class="panel row failure" role="alert"><p>${message}</p><button type="button" class="retry" @click=${retry}>Retry</button></div>`;
+}
+
+/** Why the last edit of a control failed. */
+export function renderRefusal(store: Store, control: string): TemplateResult | string {
+  return store.refusal?.control === control ? html`<p class="refusal small" role="alert">${store.refusal.message}</p>` : "";
 }
 
 /** A progress bar with a share from 0 to 1. */

@@ -3,6 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
 import { at, cached } from "../arrays.js";
+import { findMasked, isHeadOff } from "../edits.js";
 import type { Cell, Figure } from "../figures.js";
 import { chooseSlots, FlowFigure, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
 import { renderFormula } from "../math.js";
@@ -143,12 +144,12 @@ export class EquationView extends View {
     const model = this.compute(part, UNCHANGED);
     const isOverview = rows.length > 1;
     const lanes = rows.map((row, index) => ({
-      name: `Head ${at(part.heads, index) + 1}`,
+      name: `Head ${at(part.heads, index) + 1}${isHeadOff(part.trace, part.entry.name, at(part.heads, index)) ? ", off" : ""}`,
       row: isOverview ? summarize(row) : row,
       // The weights of the model: toggles do not move rows.
       slots: chooseSlots(at(model, index).weights, order, tail ? "all" : isOverview ? "few" : "most"),
     }));
-    return new FlowFigure({ ...frame, lanes, keys: columns, output: outputs[part.step] ?? "" });
+    return new FlowFigure({ ...frame, lanes, keys: columns, struck: new Set(part.entry.role === "decoder-self" ? [] : findMasked(part.trace)), output: outputs[part.step] ?? "" });
   }
 
   /** The space of the diagram on the page, and what is marked in it. */

@@ -9,7 +9,7 @@ import { shared } from "../styles.js";
 import { formatPercent } from "../trace.js";
 import { joinWord } from "../words.js";
 import { View } from "./base.js";
-import { renderMapControls, renderSegments } from "./controls.js";
+import { renderMapControls, renderRefusal, renderSegments } from "./controls.js";
 
 const SIZE = 480;
 
@@ -96,12 +96,13 @@ export class ImageView extends View {
         <button type="button" class="primary" id="mask-region" ?disabled=${!length} @click=${this.apply}>Describe without ${cells}</button>
         <button type="button" ?disabled=${!length} @click=${() => (this.brushed = [])}>Clear</button>
       </div>
+      ${renderRefusal(this.store, "image")}
       <p class="muted small">Brush cells with the pointer, or with the arrow keys and the space bar. Their pixels are replaced by the average color, and the model describes the picture again.</p>`;
   }
 
-  private apply(): void {
-    this.store.addEdit({ kind: "mask_region", cells: [...this.brushed] });
-    this.brushed = [];
+  private async apply(): Promise<void> {
+    await this.store.addEdit({ kind: "mask_region", cells: [...this.brushed] }, "image");
+    if (!this.store.refusal) this.brushed = [];
   }
 
   private brush(event: PointerEvent): void {

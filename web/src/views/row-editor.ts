@@ -6,6 +6,7 @@ import { labelCell, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { formatPercent } from "../trace.js";
 import { StoreElement } from "./base.js";
+import { renderRefusal } from "./controls.js";
 
 /** The attention and the row that are edited. */
 export interface EditedRow {
@@ -73,6 +74,7 @@ export class RowEditor extends StoreElement {
           <button type="button" class="primary" id="set-row" ?disabled=${!this.weights || sum <= 0} @click=${this.apply}>Decode with these weights</button>
           <button type="button" ?disabled=${!this.weights} @click=${() => (this.weights = null)}>Reset</button>
         </div>
+        ${renderRefusal(this.store, "row")}
       </div>
     </details>`;
   }
@@ -90,6 +92,6 @@ export class RowEditor extends StoreElement {
       const last = Math.min(end, keys);
       for (let key = start; key < last; key++) weights[key] = Number((value / (last - start)).toFixed(4));
     });
-    this.store.addEdit({ kind: "set_row", attention, head, step, weights });
+    this.store.addEdit({ kind: "set_row", attention, head, step, weights }, "row");
   }
 }

@@ -7,6 +7,7 @@ import type { Example } from "../state.js";
 import { removeAt } from "../store.js";
 import { describeReading } from "../trace.js";
 import { StoreElement } from "./base.js";
+import { renderRefusal } from "./controls.js";
 
 @customElement("source-bar")
 export class SourceBar extends StoreElement {
@@ -20,7 +21,7 @@ export class SourceBar extends StoreElement {
       }
       .note { max-width: none; margin-top: var(--space-2); padding: 4px 14px; border-inline-start: 3px solid var(--accent); background: var(--tint); border-radius: 0 8px 8px 0; }
       .edits { margin-top: var(--space-2); }
-      .edit { border-radius: 999px; background: var(--tint); border-color: transparent; min-height: 28px; padding: 2px 12px; font-size: var(--size-1); }
+      .edit { border-radius: 999px; background: color-mix(in srgb, var(--edit) 16%, transparent); border-color: transparent; min-height: 28px; padding: 2px 12px; font-size: var(--size-1); }
       .image { flex: 1; min-width: 0; display: flex; flex-wrap: wrap; align-items: center; gap: var(--space-2); padding: 4px 14px; background: var(--panel); border: 1px solid var(--line-strong); border-radius: 10px; min-height: 44px; }
       .image span { margin-inline-end: auto; font-size: var(--size-3); }
       .file { position: relative; border: 1px solid var(--line-strong); border-radius: 8px; padding: 4px 12px; cursor: pointer; }
@@ -59,6 +60,7 @@ export class SourceBar extends StoreElement {
             ${describeEdits(state.edits, state.text, this.store.trace).map(
               (text, index) => html`<button type="button" class="edit" ?disabled=${!this.store.canTrace({ edits: removeAt(state.edits, index) })} aria-label=${`Remove the edit: ${text}`} @click=${() => this.store.removeEdit(index)}><bdi>${text}</bdi> ×</button>`,
             )}
+            ${renderRefusal(this.store, "edits")}
           </div>`
         : ""}
     `;

@@ -1,8 +1,9 @@
 /** The tab Steps: walk through the decoding. */
-import { css, html, svg, type TemplateResult } from "lit";
+import { css, html, nothing, svg, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { at } from "../arrays.js";
 import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_WIDTH, measureBeam, NODE_TEXT, placeBeam, type PlacedNode } from "../beam.js";
+import { findForced } from "../edits.js";
 import { BarsFigure, FigureRow, ScaledFigure, type Figure } from "../figures.js";
 import { shared } from "../styles.js";
 import { formatNumber, formatPercent, labelToken, toProbability, type Step } from "../trace.js";
@@ -19,6 +20,7 @@ export class StepsView extends View {
       .prefix { font-size: var(--size-4); line-height: 1.6; }
       .prefix button { font-size: inherit; border: 0; background: none; padding: 0 3px; min-height: 0; color: var(--muted); line-height: 1.4; }
       .prefix button[aria-current="step"] { background: var(--accent-fill); color: var(--on-accent); border-radius: 5px; }
+      .prefix button.forced { box-shadow: inset 0 3px 0 var(--edit); }
       .prefix button.done { color: var(--ink); }
       ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 6px; }
       ol li { display: grid; grid-template-columns: 5em 1fr 4.4em; gap: 10px; align-items: center; }
@@ -80,6 +82,7 @@ export class StepsView extends View {
   protected override render(): TemplateResult {
     const { steps, index } = this;
     const step = steps[index];
+    const forced = findForced(this.store.trace!);
     if (!step) return html`<p class="panel">This prediction has no steps.</p>`;
     return html`
       <div class="stack" @keydown=${this.move}>
@@ -91,7 +94,7 @@ export class StepsView extends View {
             ${renderHypotheses(this.store)}
           </div>
           <div class="prefix" dir="auto">
-            ${steps.map((each, position) => html`<button type="button" class=${position < index ? "done" : ""} tabindex=${position === index ? 0 : -1} aria-current=${position === index ? "step" : "false"} @click=${() => this.go(position)}>${labelToken(each.token)}</button>`)}
+            ${steps.map((each, position) => html`<button type="button" class="${position < index ? "done" : ""} ${forced.has(position) ? "forced" : ""}" title=${forced.has(position) ? "forced" : nothing} tabindex=${position === index ? 0 : -1} aria-current=${position === index ? "step" : "false"} @click=${() => this.go(position)}>${labelToken(each.token)}</button>`)}
           </div>
         </section>
         <div class="body">

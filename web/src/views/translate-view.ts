@@ -3,6 +3,7 @@ import { css, html, nothing, svg, type PropertyValues, type TemplateResult } fro
 import { customElement, query, state } from "lit/decorators.js";
 import { guard } from "lit/directives/guard.js";
 import { at } from "../arrays.js";
+import { compareLists, findForced, findMasked } from "../edits.js";
 import { AlignmentFigure, type Figure } from "../figures.js";
 import { drawWeighted, findHeight } from "../picture.js";
 import { drawRibbon, isStacked, layRibbons, type Box, type Ribbon } from "../ribbons.js";
@@ -11,7 +12,7 @@ import { shared } from "../styles.js";
 import { describeHypothesis, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
 import { findWritten, isSpace, listTokens, type Span } from "../words.js";
 import { View } from "./base.js";
-import { renderLayerAndHead, renderSegments } from "./controls.js";
+import { renderLayerAndHead, renderRefusal, renderSegments } from "./controls.js";
 
 type Side = "source" | "output";
 
@@ -62,7 +63,13 @@ export class TranslateView extends View {
         background: linear-gradient(to right, var(--accent) var(--share), var(--line-strong) var(--share));
       }
       .word button[aria-current="true"] { background: var(--accent-fill); color: var(--on-accent); }
-      .word button.forced { font-weight: 650; }
+      .word button.masked { text-decoration: line-through; text-decoration-thickness: 2px; text-decoration-color: var(--edit); color: var(--muted); }
+      .word button.forced { box-shadow: inset 0 4px 0 var(--edit); }
+      .word button.changed:not([aria-current="true"]) { background: color-mix(in srgb, var(--edit) 22%, transparent); }
+      .outputs { display: grid; gap: var(--space-2); align-content: center; min-width: 0; }
+      .text.ghost { color: var(--muted); font-size: var(--size-4); gap: 4px 0.3em; align-items: baseline; }
+      .long .text.ghost { font-size: var(--size-3); }
+      .ghost del { text-decoration: none; border-radius: 4px; background: color-mix(in srgb, var(--edit) 22%, transparent); }
       svg.ribbons { position: absolute; inset: 0; width: 100%; height: 100%; overflow: visible; pointer-events: none; }
       .ribbons path { fill: none; stroke: var(--accent); }
       .ribbons .weak { opacity: 0.16; }
@@ -221,22 +228,42 @@ export class TranslateView extends View {
   private renderSource(): TemplateResult {
     const { tokens, text } = this.store.trace!.source;
     const { word } = this;
+    const masked = findMasked(this.store.trace!);
     const isChosen = ([start, end]: readonly [number, number] = [0, 0]): boolean => word !== null && this.store.client.isLive && start < word.end && end > word.start;
     return this.renderLine("source", "Source", tokens, text, (index) => {
       const weight = this.map && this.active.side === "output" ? `, attention weight ${formatPercent(this.findWeight("source", index))}` : "";
-      return { label: `${showText(at(tokens, index))}${weight}`, kind: isChosen(this.store.trace!.source.offsets[index]) ? "chosen" : "" };
+      const kinds = [isChosen(this.store.trace!.source.offsets[index]) ? "chosen" : "", masked.has(index) ? "masked" : ""].filter(Boolean);
+      return { label: `${showText(at(tokens, index))}${weight}${masked.has(index) ? ", masked" : ""}`, kind: kinds.join(" ") };
     });
   }
 
   private renderOutput(): TemplateResult {
     const { output } = this;
     if (!output.length) return html`<p>The output is empty.</p>`;
-    const { hypothesis, edits } = this.store.state;
-    const forced = edits.reduce((last, edit) => (edit.kind === "force_token" ? Number(edit["step"]) : last), -1);
-    return this.renderLine("output", "Output tokens", output, at(this.store.trace!.hypotheses, hypothesis).text, (index) => {
+    const trace = this.store.trace!;
+    const forced = findForced(trace);
+    const [before, changed] = this.compare();
+    const line = this.renderLine("output", "Output tokens", output, at(trace.hypotheses, this.store.state.hypothesis).text, (index) => {
       const probability = this.findStep(index) ? `, probability ${formatPercent(this.findProbability(index))}` : "";
-      return { label: `${showText(at(output, index))}${probability}`, kind: index <= forced ? "forced" : "" };
+      const kinds = [forced.has(index) ? "forced" : "", changed[index] ? "changed" : ""].filter(Boolean);
+      return { label: [`${showText(at(output, index))}${probability}`, ...kinds].join(", "), kind: kinds.join(" ") };
     });
+    return html`<div class="outputs">${line}${trace.changes ? this.renderGhost(trace.changes, before) : ""}</div>`;
+  }
+
+  /** Compare the output without and with the edits. */
+  private compare(): [before: boolean[], after: boolean[]] {
+    const { changes } = this.store.trace!;
+    return changes ? compareLists(changes.tokens, this.output) : [[], []];
+  }
+
+  /** The output without the edits. */
+  private renderGhost({ text, tokens }: { text: string; tokens: string[] }, missing: readonly boolean[]): TemplateResult {
+    return html`<div class="text ghost" dir="auto" role="group" aria-label="Output without the edits" id="ghost">
+      <span class="small">before</span>
+      ${findWritten(tokens, text).map(([start, end]) => html`<span>${tokens.slice(start, end).map((token, offset) => (missing[start + offset] ? html`<del>${showText(token)}</del>` : showText(token)))}</span>`)}
+      ${text ? "" : "(empty)"}
+    </div>`;
   }
 
   /** A line of words: the tokens of a word are in one box. */
@@ -350,18 +377,18 @@ export class TranslateView extends View {
     const replace = (event: Event): void => {
       event.preventDefault();
       const text = this.shadowRoot!.querySelector<HTMLInputElement>("#replacement")!.value;
-      if (text) this.store.addEdit({ kind: "replace_source", position, unit, text });
+      if (text) this.store.addEdit({ kind: "replace_source", position, unit, text }, "source");
     };
     const move = (offset: number): void => this.moveWord(offset);
     return html`<section class="panel stack"><h2>Change the source</h2><form class="row edits" aria-label="Edit the source" @submit=${replace}>
       <button type="button" class="quiet" aria-label="Previous source word" @click=${() => move(-1)}>←</button>
       <bdi><b>${word.text}</b></bdi>
       <button type="button" class="quiet" aria-label="Next source word" @click=${() => move(1)}>→</button>
-      <button type="button" id="mask-source" @click=${() => this.store.addEdit({ kind: "mask_source", position, unit })}>Mask</button>
-      <button type="button" id="delete-source" @click=${() => this.store.addEdit({ kind: "delete_source", position, unit })}>Delete</button>
+      <button type="button" id="mask-source" @click=${() => this.store.addEdit({ kind: "mask_source", position, unit }, "source")}>Mask</button>
+      <button type="button" id="delete-source" @click=${() => this.store.addEdit({ kind: "delete_source", position, unit }, "source")}>Delete</button>
       <input id="replacement" aria-label=${`Replace ${word.text} with`} placeholder="Replace with" maxlength="200" />
       <button id="replace-source">Replace</button>
-    </form></section>`;
+    </form>${renderRefusal(this.store, "source")}</section>`;
   }
 
   private moveWord(offset: number): void {
@@ -391,6 +418,7 @@ export class TranslateView extends View {
       <ol class="choices">${likely.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}</ol>
       ${unlikely.length ? html`<details><summary>${unlikely.length} more, below ${formatPercent(UNLIKELY)} each</summary><ol class="choices">${unlikely.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}</ol></details>` : ""}
       ${this.store.client.isLive ? this.renderOtherToken(row) : ""}
+      ${renderRefusal(this.store, "alternatives")}
     </section>`;
   }
 
@@ -415,11 +443,9 @@ export class TranslateView extends View {
     </form>`;
   }
 
-  /** Fix the output up to this step, with another token at it. Later forced tokens do not apply to the new prefix. */
+  /** Keep the output before this step, and decode on after another token. */
   private force(step: number, token: number | string): void {
-    const { edits } = this.store.state;
-    const kept = edits.filter((edit) => edit.kind !== "force_token" || Number(edit["step"]) < step);
-    this.store.compute({ edits: [...kept, { kind: "force_token", step, token }] });
+    this.store.addEdit({ kind: "force_token", step, token }, "alternatives");
   }
 
   private renderHypotheses(): TemplateResult | string {
