@@ -11,6 +11,7 @@ import pytest
 import explorer_painting
 import regard
 from regard.inspection.trace.page import render_page
+from tests_browser import check_accessibility, needs_axe
 from tests_explorer import SOURCE, open_page, wait_for_url
 from tests_shared import build_untrained
 
@@ -268,6 +269,28 @@ def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path:
         stages = page.locator("canvas-figure").evaluate(STAGES)
         assert len(stages) >= 4, name
         assert stages[-1] == "Weighted", name
+
+
+def test_the_arrow_keys_reach_every_row_of_every_head(page: Any, url: str) -> None:
+    flow = open_equation(page, url, "&model=1")
+    flow.locator("[role=application]").focus()
+    rows = len(flow.evaluate(SLOTS))
+    for row in range(1, rows):
+        page.keyboard.press("ArrowDown")
+        page.wait_for_function("([flow, row]) => flow.focused.row === row", arg=[flow.element_handle(), row])
+    page.keyboard.press("Enter")
+    wait_for_url(page, "head=1")
+
+
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_diagram_is_accessible(page: Any, url: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    for fragment in ("&stage=3&column=1&order=weight", "&model=1&stage=1"):
+        open_equation(page, url, fragment)
+        page.locator("#hard").check()
+        page.wait_for_selector("#effect")
+        check_accessibility(page)
 
 
 SCOPES = {

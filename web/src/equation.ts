@@ -105,6 +105,15 @@ class HeadInputs {
   }
 }
 
+/** Each head is decoded once, and its keys are projected once for all steps. */
+const decodedHeads = cached((_entry: AttentionEntry) => new Map<number, HeadInputs>());
+
+function readHead(entry: AttentionEntry, mechanism: Mechanism, head: number): HeadInputs {
+  const inputs = decodedHeads(entry).get(head) ?? new HeadInputs(entry, mechanism, head);
+  decodedHeads(entry).set(head, inputs);
+  return inputs;
+}
+
 const matrixOf = (array: NDArray): Matrix => at(splitMatrices(array), 0);
 
 /** Return some columns of a matrix. */
@@ -419,7 +428,7 @@ export function knowsEquation(mechanism: Mechanism): boolean {
 
 /** Compute the weights of one step and head, and the stages that lead to them and to the context. */
 export function computeRow(entry: AttentionEntry, mechanism: Mechanism, head: number, step: number, toggles: Toggles): Row {
-  const inputs = new HeadInputs(entry, mechanism, head);
+  const inputs = readHead(entry, mechanism, head);
   const stages = computeStages(inputs, step, toggles);
   const weights = last(stages).values.data;
   const values = mechanism.score.kind === "projected" && inputs.value ? inputs.project("value") : inputs.value;
@@ -471,7 +480,7 @@ function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stag
 export function checkEquation(entry: AttentionEntry, mechanism: Mechanism): number {
   let largest = 0;
   splitMatrices(decodeArray(entry)).forEach((weights, head) => {
-    const inputs = new HeadInputs(entry, mechanism, head);
+    const inputs = readHead(entry, mechanism, head);
     for (let step = 0; step < weights.rows; step++) {
       const computed = last(computeStages(inputs, step, UNCHANGED)).values.data;
       const recorded = weights.row(step);

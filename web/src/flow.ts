@@ -231,7 +231,7 @@ class Drawing {
     const { top } = at(this.figure.bands, band);
     if (isActive) this.surface.rect(x, top + 1, width, 3, palette.accent);
     this.write(x, top + size, fitText(name, size, width + 0.6 * this.figure.gap), { color: isActive ? palette.accent : palette.ink, bold: true });
-    this.drawFormula(x, top + 2.5 * size, shorten(formula, size, width + 0.6 * this.figure.gap), palette.muted);
+    this.drawFormula(x, top + 2.5 * size, shorten(formula, size, width + 0.3 * this.figure.gap), palette.muted);
   }
 
   private drawStage(index: number, column: Column): void {
@@ -368,13 +368,14 @@ class Drawing {
     const contexts = this.options.lanes.flatMap(({ row }) => (row.context ? [row.context] : []));
     const [right, y] = [figure.width - 1, figure.height - 1.8 * size];
     const left = this.drawFormula(0, y, `c = [c_1; …; c_${middles.length}]`, this.palette.ink) + size;
-    const width = (right - left - measureText(this.output, size) - size) / contexts.length;
+    const end = right - 1.1 * measureText(this.output, size) - 2;
+    const width = (end - size - left) / contexts.length;
     const turn = y - 0.7 * figure.rowHeight;
     for (const middle of middles) this.drawWire(x, middle, right, middle);
     this.drawWire(right, at(middles, 0), right, turn);
     this.drawWire(right, turn, left, turn);
     contexts.forEach((context, head) => this.drawStrip(context, largest, left + head * width, y, width - 4));
-    this.write(right - measureText(this.output, size), y, this.output, { bold: true });
+    this.write(end, y, this.output, { bold: true });
   }
 
   /** Draw a formula with its subscripts in a line, and return its width. */
