@@ -4,7 +4,7 @@ import type { Figure } from "./figures.js";
 import { levelOf, type Palette } from "./palette.js";
 import { measureText, type Surface } from "./surface.js";
 
-/** The colors of a map: from 0 to its largest number, from 0 to the largest of each row, or signed. */
+/** The colors of a map: from 0 to 1, from 0 to the largest of each row, or signed. */
 export type Colors = "fixed" | "row" | "signed";
 
 /** The numbers at equal distances of a scale, and its colors. */
@@ -13,10 +13,8 @@ export interface Scale {
   ramp(palette: Palette): readonly string[];
 }
 
-const format = (value: number): string => String(Number(value.toPrecision(2))).replace("-", "−");
-
-export function createScale(colors: Colors, largest = 1): Scale {
-  const ticks = { fixed: [0, largest / 2, largest].map(format), row: ["0", "row maximum"], signed: [-largest, 0, largest].map(format) };
+export function createScale(colors: Colors): Scale {
+  const ticks = { fixed: ["0", "0.5", "1"], row: ["0", "row maximum"], signed: ["−1", "0", "1"] };
   return { ticks: ticks[colors], ramp: (palette) => (colors === "signed" ? palette.diverging : palette.ramp) };
 }
 

@@ -54,11 +54,11 @@ const SMALL = 0.85;
 const growText = (cell: number): number => Math.max(SMALLEST_TEXT, Math.min(LARGEST_TEXT, 0.45 * cell));
 
 /** Return the level of each weight in the colors of its scale. */
-function quantize(weights: Matrix, colors: Colors, most = 1): Grid {
+function quantize(weights: Matrix, colors: Colors): Grid {
   const levels = new Uint8Array(weights.rows * weights.columns);
   for (let row = 0; row < weights.rows; row++) {
     const values = weights.row(row);
-    const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : most;
+    const largest = colors === "row" ? values.reduce((best, value) => Math.max(best, value), 0) || 1 : 1;
     values.forEach((value, column) => {
       const share = value / largest;
       levels[row * weights.columns + column] = levelOf(colors === "signed" ? (share + 1) / 2 : share);
@@ -105,8 +105,6 @@ export interface MatrixOptions extends Frame {
   axes: Axes;
   marks?: Marks | undefined;
   colors: Colors;
-  /** The largest number of the scale; 1 by default. */
-  largest?: number;
 }
 
 /** The matrix of weights: queries down, keys across. */
@@ -142,8 +140,8 @@ export class MatrixFigure implements Figure {
   }
 
   private layOut(fontSize: number) {
-    const { weights, axes, colors, largest, width, height } = this.options;
-    const head = new MapHead(`${axes.columnName} →`, createScale(colors, largest), fontSize);
+    const { weights, axes, colors, width, height } = this.options;
+    const head = new MapHead(`${axes.columnName} →`, createScale(colors), fontSize);
     const longest = (labels: string[]): number =>
       labels.reduce((most, label) => Math.max(most, Math.min(measureText(label, fontSize), LONGEST_LABEL * fontSize)), 0);
     const left = Math.max(longest(this.rows), measureText(`${axes.rowName} ↓`, SMALL * fontSize)) + 14;
@@ -174,9 +172,9 @@ export class MatrixFigure implements Figure {
   }
 
   private drawCells(surface: Surface, palette: Palette): void {
-    const { weights, colors, largest } = this.options;
+    const { weights, colors } = this.options;
     const ramp = createScale(colors).ramp(palette);
-    const grid = quantize(weights, colors, largest);
+    const grid = quantize(weights, colors);
     const cell = Math.min(this.cellWidth, this.cellHeight);
     if (cell <= 8) {
       const [width, height] = [weights.columns * this.cellWidth, weights.rows * this.cellHeight];

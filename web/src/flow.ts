@@ -8,10 +8,6 @@ import { formatNumber, formatPercent, labelToken } from "./trace.js";
 
 export type Order = "weight" | "position";
 
-/** How many keys are drawn: those with the largest weights. The others are one row. */
-const MOST_KEYS: Record<Order, number> = { weight: 12, position: 24 };
-const FEW_KEYS = 3;
-
 /** A head: its computation, and the keys that are shown. The others are one row. */
 export interface Lane {
   name: string;
@@ -19,12 +15,17 @@ export interface Lane {
   slots: readonly number[];
 }
 
-/** Return the keys that are drawn. In a figure of several heads, each has few. */
-export function chooseSlots(weights: Float64Array, order: Order, count: "all" | "most" | "few"): number[] {
+/** Return how many keys of each head are drawn. A canvas has a largest size, so not all keys of a long source are. */
+export function limitKeys(order: Order, isOverview: boolean, hasTail: boolean): number {
+  if (isOverview) return hasTail ? 24 : 3;
+  return hasTail ? 500 : order === "weight" ? 12 : 24;
+}
+
+/** Return the keys with the largest weights, in an order. */
+export function chooseSlots(weights: Float64Array, order: Order, limit: number): number[] {
   const sorted = [...weights.keys()].sort((left, right) => at(weights, right) - at(weights, left) || left - right);
-  const limit = count === "few" ? FEW_KEYS : MOST_KEYS[order];
   // One row for the others is worth it if there are several.
-  const shown = count === "all" || sorted.length <= limit + 2 ? sorted : sorted.slice(0, limit);
+  const shown = sorted.length <= limit + 2 ? sorted : sorted.slice(0, limit);
   return order === "weight" ? shown : shown.sort((left, right) => left - right);
 }
 
@@ -192,9 +193,8 @@ class Drawing {
   }
 
   draw(): void {
-    const { figure, surface, palette } = this;
+    const { figure } = this;
     const { stage: active, isPartial } = this.options;
-    surface.rect(0, 0, figure.width, figure.height, palette.background);
     for (const band of figure.bands.keys()) this.drawLabels(band);
     const last = isPartial && active !== null ? active : figure.stages.length;
     figure.stages.forEach((stage, index) => {

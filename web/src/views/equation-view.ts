@@ -5,7 +5,7 @@ import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Sta
 import { at, cached } from "../arrays.js";
 import { findMasked, isHeadOff } from "../edits.js";
 import type { Cell, Figure } from "../figures.js";
-import { chooseSlots, FlowFigure, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
+import { chooseSlots, FlowFigure, limitKeys, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
 import { renderFormula } from "../math.js";
 import { shared } from "../styles.js";
 import { findAxes, findLayers, formatNumber, formatPercent, labelToken, type AttentionEntry, type Axes, type Mechanism, type TraceDocument } from "../trace.js";
@@ -147,7 +147,7 @@ export class EquationView extends View {
       name: `Head ${at(part.heads, index) + 1}${isHeadOff(part.trace, part.entry.name, at(part.heads, index)) ? ", off" : ""}`,
       row: isOverview ? summarize(row) : row,
       // The weights of the model: toggles do not move rows.
-      slots: chooseSlots(at(model, index).weights, order, tail ? "all" : isOverview ? "few" : "most"),
+      slots: chooseSlots(at(model, index).weights, order, limitKeys(order, isOverview, tail)),
     }));
     return new FlowFigure({ ...frame, lanes, keys: columns, struck: new Set(part.entry.role === "decoder-self" ? [] : findMasked(part.trace)), output: outputs[part.step] ?? "" });
   }
@@ -171,7 +171,6 @@ export class EquationView extends View {
     if (!part) return html`<p class="panel">The page does not know the equation of this mechanism. The tab Attention shows its weights.</p>`;
     const figure = this.createFigure(part, this.move(part), this.frame);
     const { tail } = this.store.state;
-    const count = at(this.to, 0).weights.length;
     return html`
       <div class="stack">
         ${this.renderFailure()}
@@ -194,7 +193,7 @@ export class EquationView extends View {
             ></canvas-figure>
           </div>
           ${tail || figure.lines.some((line) => line.slot === null)
-            ? html`<div><button type="button" id="tail" aria-pressed=${tail} @click=${() => this.store.show({ tail: !tail })}>${tail ? "Show fewer keys" : `Show all ${count} keys`}</button></div>`
+            ? html`<div><button type="button" id="tail" aria-pressed=${tail} @click=${() => this.store.show({ tail: !tail })}>${tail ? "Show fewer keys" : "Show more keys"}</button></div>`
             : ""}
           ${this.renderCheck(part)}
         </section>
