@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -304,9 +305,11 @@ def test_a_new_model_replaces_the_old_one_and_a_broken_one_does_not(
             path.write_bytes(content[:100])
         assert not client.reload()
         assert _translate(client, q=TEXT) == first
+        previous = weakref.ref(client.app.state.session.catalog)
         shutil.rmtree(served)
         shutil.copytree(second_run.path, served)
         assert client.reload()
+        assert previous() is None  # its memory is free
         second = regard.load(second_run.path, device="cpu")
         assert _translate(client, q=TEXT)["translatedText"] == second.predict(TEXT, **_search(second)).text
 

@@ -1,6 +1,8 @@
 """The application of `regard serve`: its endpoints, which `docs/serving-api.md` describes."""
 
 import asyncio
+import ctypes
+import gc
 import logging
 import re
 import secrets
@@ -119,6 +121,8 @@ class Session:
         if previous is not None:
             log.warning("The models were replaced: %s.", ", ".join(catalog.by_name))
             await previous.close()
+            del previous
+            await asyncio.to_thread(_return_free_memory)
         return True
 
     async def watch(self) -> None:
@@ -542,6 +546,15 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _return_free_memory() -> None:
+    """Return the memory of objects that are not used any more to the system. The allocator of glibc would keep most of
+    the weights of a model that was replaced.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another system or library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _store(folder: Path, name: str, content: bytes) -> None:
