@@ -32,6 +32,7 @@ SHOTS: Final = {
     "attention": ("light", "tab=attention&method=occlusion&row=6&column=3", "#agreement"),
     "equation": ("dark", "tab=equation&row=6&stage=6&column=2", "#check"),
     "steps": ("light", "tab=steps&row=6", "#beam"),
+    "corpus": ("light", "tab=corpus", "corpus-metrics table"),
 }
 """For each file: the colors, the fragment of the URL, and the element that shows that the page is complete."""
 

@@ -61,14 +61,33 @@ export function sortCases(cases: readonly Case[], sort: string): Case[] {
   return [...cases].sort((left, right) => value(left) - value(right) || left.row.index - right.row.index);
 }
 
-/** Split a prediction into the part before its first difference from the reference, the different part, and the rest. */
-export function markDifference(prediction: string, reference: string): [before: string, different: string, after: string] {
-  const [left, right] = [[...prediction], [...reference]];
-  const shorter = Math.min(left.length, right.length);
-  let start = 0;
-  while (start < shorter && left[start] === right[start]) start += 1;
-  let end = 0;
-  while (end < shorter - start && left.at(-1 - end) === right.at(-1 - end)) end += 1;
-  const stop = left.length - end;
-  return [left.slice(0, start).join(""), left.slice(start, stop).join(""), left.slice(stop).join("")];
+/** A part of a prediction, and whether it differs from the reference. The text is empty where something is missing. */
+export interface Part {
+  text: string;
+  isDifferent: boolean;
+}
+
+/** Compare a prediction with its reference: its words, or its characters if it is one word (longest common subsequence). */
+export function markDifferences(prediction: string, reference: string): Part[] {
+  const pattern = /\s/u.test(prediction) ? /\s+|\S+/gu : /./gsu;
+  const [left, right] = [prediction.match(pattern) ?? [], reference.match(pattern) ?? []];
+  /** The length of the longest common subsequence of what begins at two indices. */
+  const common = Array.from({ length: left.length + 1 }, () => new Uint16Array(right.length + 1));
+  for (let row = left.length - 1; row >= 0; row--)
+    for (let column = right.length - 1; column >= 0; column--)
+      common[row]![column] = left[row] === right[column] ? common[row + 1]![column + 1]! + 1 : Math.max(common[row + 1]![column]!, common[row]![column + 1]!);
+  const parts: Part[] = [];
+  const add = (text: string, isDifferent: boolean): void => {
+    const last = parts.at(-1);
+    if (last?.isDifferent === isDifferent) last.text += text;
+    else parts.push({ text, isDifferent });
+  };
+  for (let row = 0, column = 0; row < left.length || column < right.length; ) {
+    const isEqual = row < left.length && left[row] === right[column];
+    const isMissing = !isEqual && column < right.length && (row === left.length || common[row]![column + 1]! >= common[row + 1]![column]!);
+    add(isMissing ? "" : left[row]!, !isEqual);
+    if (!isMissing) row += 1;
+    if (isEqual || isMissing) column += 1;
+  }
+  return parts;
 }

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Corpus, CorpusRow } from "../src/client.js";
-import { listCases, markDifference, selects, selectsSource, sortCases, type Filter } from "../src/corpus.js";
+import { listCases, markDifferences, selects, selectsSource, sortCases, type Filter } from "../src/corpus.js";
 
 const ALL: Filter = { only: [], shortest: null, longest: null };
 
@@ -45,10 +45,20 @@ test("the number of pairs that are listed is limited", () => {
   assert.equal(listCases(PRESENT, [PRESENT], 2).length, 2);
 });
 
-test("the part of a prediction that differs from the reference is found", () => {
-  assert.deepEqual(markDifference("2009-09-03", "2009-05-03"), ["2009-0", "9", "-03"]);
-  assert.deepEqual(markDifference("aaa", "aa"), ["aa", "a", ""]);
-  assert.deepEqual(markDifference("aa", "aaa"), ["aa", "", ""]);
-  assert.deepEqual(markDifference("", "a"), ["", "", ""]);
-  assert.deepEqual(markDifference("x😀z", "x😁z"), ["x", "😀", "z"]);
+/** Return the prediction with its differences in brackets. */
+const mark = (prediction: string, reference: string): string =>
+  markDifferences(prediction, reference).map(({ text, isDifferent }) => (isDifferent ? `[${text}]` : text)).join("");
+
+test("the words of a prediction that differ from the reference are marked, or the characters of a word", () => {
+  assert.equal(mark("2009-09-03", "2009-05-03"), "2009-0[9]-03");
+  assert.equal(mark("a large circle below it", "a small circle left of it"), "a [large] circle [below] it");
+  assert.equal(mark("aaa", "aa"), "aa[a]");
+  assert.equal(mark("x😀z", "x😁z"), "x[😀]z");
+  assert.equal(mark("a b", "a b"), "a b");
+});
+
+test("what a prediction lacks is marked by an empty part", () => {
+  assert.equal(mark("ac", "abc"), "a[]c");
+  assert.equal(mark("a c", "a b c"), "a []c");
+  assert.equal(mark("", "a"), "[]");
 });

@@ -2,7 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { nameCorpus, type Corpus, type CorpusRow, type ModelSummary } from "../client.js";
-import { COLUMNS, hasTrait, listCases, markDifference, selects, selectsSource, sortCases, TRAITS, type Case, type Column, type Filter, type Trait } from "../corpus.js";
+import { COLUMNS, hasTrait, listCases, markDifferences, selects, selectsSource, sortCases, TRAITS, type Case, type Column, type Filter, type Trait } from "../corpus.js";
 import type { Figure } from "../figures.js";
 import { TableFigure } from "../report.js";
 import type { CorpusRequest, MetricsRequest } from "../requests.js";
@@ -40,12 +40,13 @@ export class CorpusView extends View {
       th button { border: 0; background: none; padding: 2px 4px; min-height: 0; font-weight: 600; color: inherit; }
       th[aria-sort$="ending"] { color: var(--ink); }
       td.number, th.number { text-align: end; }
-      td { vertical-align: baseline; }
+      td { vertical-align: top; }
       td bdi { overflow-wrap: anywhere; }
-      td button { text-align: start; min-height: 0; padding: 2px 6px; margin-inline-start: -6px; }
+      td button { text-align: start; min-height: 0; border: 0; padding: 0 6px; margin-inline-start: -6px; }
       tbody tr:hover { background: color-mix(in srgb, var(--hover) 55%, transparent); }
       tr[aria-current="true"] { background: var(--tint); }
       .wrong { background: none; color: var(--bad); text-decoration: underline; text-decoration-thickness: 2px; text-underline-offset: 3px; }
+      .wrong:empty { text-decoration: none; }
       .wrong:empty::after { content: "‸"; }
       @media (max-width: 700px) {
         .scroll { max-height: none; overflow: visible; }
@@ -314,8 +315,7 @@ export class CorpusView extends View {
 /** A prediction. What differs from the reference is marked. */
 function renderPrediction({ prediction, reference, correct }: CorpusRow): TemplateResult {
   if (correct) return html`<bdi>${prediction}</bdi>`;
-  const [before, different, after] = markDifference(prediction, reference);
-  return html`<bdi>${before}<mark class="wrong">${different}</mark>${after}</bdi>`;
+  return html`<bdi>${markDifferences(prediction, reference).map(({ text, isDifferent }) => (isDifferent ? html`<mark class="wrong">${text}</mark>` : text))}</bdi>`;
 }
 
 const format = (count: number): string => count.toLocaleString("en");

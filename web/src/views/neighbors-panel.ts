@@ -22,9 +22,9 @@ export class NeighborsPanel extends View {
       :host { margin-top: var(--space-3); }
       .close { margin-inline-start: auto; }
       ol { margin: 0; padding: 0; list-style: none; }
-      li { display: grid; grid-template-columns: 5.5em minmax(0, 1fr) minmax(0, 1fr); gap: var(--space-3); align-items: baseline; padding-block: 5px; border-top: 1px solid var(--line); }
+      li { display: grid; grid-template-columns: 5.5em minmax(0, 1fr) minmax(0, 1fr); gap: var(--space-3); align-items: start; padding-block: 6px; border-top: 1px solid var(--line); }
       li:first-child { border-top: 0; }
-      li button { text-align: start; min-height: 0; padding: 2px 6px; margin-inline-start: -6px; }
+      li button { text-align: start; min-height: 0; border: 0; padding: 0 6px; margin-inline-start: -6px; }
       bdi { overflow-wrap: anywhere; }
       .bar { display: inline-block; width: 2.4em; height: 8px; border-radius: 3px; background: var(--line); overflow: hidden; margin-inline-end: 6px; }
       .bar i { display: block; height: 100%; background: var(--accent); }
@@ -102,14 +102,14 @@ export class NeighborsPanel extends View {
     return html`<li>
       <span class="number small"><span class="bar" aria-hidden="true"><i .style=${`width:${100 * Math.max(0, similarity)}%`}></i></span>${formatNumber(similarity, 2)}</span>
       <span>${store.readsImages ? content : html`<button type="button" class="quiet" ?disabled=${!store.canTrace({ source: { text: source }, edits: [] })} @click=${() => store.open({ state }, { row: step ?? 0 })}>${content}</button>`}</span>
-      <bdi>${tokens ? tokens.map((token, index) => renderToken(token, index === step)) : target}</bdi>
+      <bdi>${tokens ? tokens.map((token, index) => renderToken(token, index, step)) : target}</bdi>
     </li>`;
   }
 }
 
 /** A token inside a target: the mark of a word start is a space. The end is shown only if it comes next. */
-function renderToken(token: string, isNext: boolean): TemplateResult | string {
+function renderToken(token: string, index: number, step: number | undefined): TemplateResult | string {
   const text = token.replace("▁", "");
-  const space = text === token ? "" : " ";
-  return isNext ? html`${space}<mark>${labelToken(text)}</mark>` : token === "</s>" ? "" : `${space}${text}`;
+  const space = text === token || !index ? "" : " ";
+  return index === step ? html`${space}<mark>${labelToken(text)}</mark>` : token === "</s>" ? "" : `${space}${text}`;
 }
