@@ -288,7 +288,7 @@ class MaskRegion(SourceEdit):
 def check_index(name: str, index: int, count: int, noun: str, owner: str) -> None:
     """Raise ConfigError unless 0 ≤ index < count."""
     if index >= count:
-        accepted = f"`{name}` counts from 0: use 0 to {count - 1}." if count else "There is nothing to change."
+        accepted = f"Use {name} 0 to {count - 1}, counted from 0." if count else "There is nothing to change."
         raise ConfigError(f"there is no {noun} {index + 1}: {owner} has {quantity(count, noun)}. {accepted}")
 
 

@@ -186,8 +186,8 @@ def _force_token(predictor: Predictor, task: TraceTask, edit: ForceToken) -> Con
     tokens = task.find_best(predictor).tokens
     if edit.step > len(tokens):
         raise ConfigError(
-            f"there is no step {edit.step + 1}: the prediction has {quantity(len(tokens), 'token')}. `step` counts "
-            f"from 0: use 0 to {len(tokens)}."
+            f"there is no step {edit.step + 1}: the prediction has {quantity(len(tokens), 'token')}. Use step 0 to "
+            f"{len(tokens)}, counted from 0."
         )
     prefix = [*tokens[: edit.step], _find_token(predictor.tokenizer, edit.token)]
     return task.constraints._replace(prefix_ids=[prefix])
