@@ -41,7 +41,8 @@ export class TranslateView extends View {
       .pictured { row-gap: var(--space-3); column-gap: var(--space-4); }
       .text { position: relative; display: flex; flex-wrap: wrap; gap: 10px 0.3em; font-size: var(--size-4); justify-content: center; }
       .short .text { font-size: var(--size-5); }
-      .long .text { font-size: var(--size-3); gap: 8px 0.3em; justify-content: start; align-content: start; }
+      .small .text, .small .text.ghost { font-size: var(--size-3); }
+      .long .text { gap: 8px 0.3em; justify-content: start; align-content: start; }
       @media (min-width: 900px) {
         .long { grid-template-columns: repeat(2, minmax(0, 1fr)); column-gap: clamp(90px, 12vw, 200px); align-items: center; }
         .pictured { grid-template-columns: max-content minmax(0, 1fr); align-items: center; }
@@ -68,7 +69,6 @@ export class TranslateView extends View {
       .word button.changed:not([aria-current="true"]) { background: color-mix(in srgb, var(--edit) 22%, transparent); }
       .outputs { display: grid; gap: var(--space-2); align-content: center; min-width: 0; }
       .text.ghost { color: var(--muted); font-size: var(--size-4); gap: 4px 0.3em; align-items: baseline; }
-      .long .text.ghost { font-size: var(--size-3); }
       .ghost del { text-decoration: none; border-radius: 4px; background: color-mix(in srgb, var(--edit) 22%, transparent); }
       svg.ribbons { position: absolute; inset: 0; width: 100%; height: 100%; overflow: visible; pointer-events: none; }
       .ribbons path { fill: none; stroke: var(--accent); }
@@ -181,7 +181,7 @@ export class TranslateView extends View {
 
   private get size(): string {
     const longest = Math.max(this.store.trace!.source.text.length, this.output.join("").length);
-    return longest > 150 ? "long" : longest > 40 ? "" : "short";
+    return longest > 150 ? "small long" : longest > 75 ? "small" : longest > 40 ? "" : "short";
   }
 
   private renderUnits(): TemplateResult | string {
@@ -413,7 +413,7 @@ export class TranslateView extends View {
     const likely = possible.filter(isLikely);
     const unlikely = possible.filter((candidate) => !isLikely(candidate));
     return html`<section class="panel stack" aria-label="Alternatives">
-      <h2>Alternatives to <bdi>“${labelToken(step.token)}”</bdi></h2>
+      <h2>Alternatives to <bdi>“${showText(step.token)}”</bdi></h2>
       <p class="muted small">${this.store.client.isLive ? "Choose a token: the output before it is kept, and the model decodes the rest again." : "The most likely tokens at this position."}</p>
       <ol class="choices">${likely.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}</ol>
       ${unlikely.length ? html`<details><summary>${unlikely.length} more, below ${formatPercent(UNLIKELY)} each</summary><ol class="choices">${unlikely.map((candidate) => this.renderCandidate(candidate, candidate.id === step.id, row))}</ol></details>` : ""}
