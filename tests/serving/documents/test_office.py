@@ -231,6 +231,7 @@ DOCTYPE = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">
         (pack({"other.xml": "<p>Text</p>"}), "has no text where files of this format have it"),
         (pack({"content.xml": "<p>Text"}), "content.xml is not valid XML: no element found: line 1, column 7"),
         (pack({"content.xml": "<p>&nbsp;</p>"}), "not valid XML: undefined entity"),
+        (pack({"content.xml": "<text:p>a</text:p>"}), "not valid XML: unbound prefix"),
         (pack({"content.xml": DOCTYPE}), "defines entities or elements in its DOCTYPE"),
         (pack({"content.xml": "<p>ü</p>".encode("latin-1")}), "content.xml is not valid XML: not well-formed"),
         (pack({"content.xml": '<?xml version="1.0" encoding="latin-1"?><p>a</p>'}), "has the encoding latin-1"),

@@ -14,7 +14,7 @@ MAX_DEPTH = 200
 
 def check_xml(name: str, content: bytes) -> None:
     """Raise DataError unless the content is valid XML in UTF-8, without definitions of entities."""
-    parser = expat.ParserCreate()
+    parser = expat.ParserCreate(namespace_separator=" ")
     depth = 0
 
     def check_encoding(_: str, encoding: str | None, __: int) -> None:
