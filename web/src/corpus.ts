@@ -67,15 +67,17 @@ export interface Part {
   isDifferent: boolean;
 }
 
-/** Compare a prediction with its reference: its words, or its characters if it is one word (longest common subsequence). */
+/** Compare a prediction with its reference by its words, or by its characters if it is one word (fewest edits). */
 export function markDifferences(prediction: string, reference: string): Part[] {
   const pattern = /\s/u.test(prediction) ? /\s+|\S+/gu : /./gsu;
   const [left, right] = [prediction.match(pattern) ?? [], reference.match(pattern) ?? []];
-  /** The length of the longest common subsequence of what begins at two indices. */
-  const common = Array.from({ length: left.length + 1 }, () => new Uint16Array(right.length + 1));
+  const change = (row: number, column: number): number => Number(left[row] !== right[column]);
+  /** How many edits turn what begins at two indices into each other. */
+  const edits = Array.from({ length: left.length + 1 }, (_, row) => Uint16Array.from({ length: right.length + 1 }, (__, column) => left.length - row + right.length - column));
+  const count = (row: number, column: number): number => edits[row]![column]!;
   for (let row = left.length - 1; row >= 0; row--)
     for (let column = right.length - 1; column >= 0; column--)
-      common[row]![column] = left[row] === right[column] ? common[row + 1]![column + 1]! + 1 : Math.max(common[row + 1]![column]!, common[row]![column + 1]!);
+      edits[row]![column] = Math.min(count(row + 1, column + 1) + change(row, column), count(row + 1, column) + 1, count(row, column + 1) + 1);
   const parts: Part[] = [];
   const add = (text: string, isDifferent: boolean): void => {
     const last = parts.at(-1);
@@ -83,11 +85,12 @@ export function markDifferences(prediction: string, reference: string): Part[] {
     else parts.push({ text, isDifferent });
   };
   for (let row = 0, column = 0; row < left.length || column < right.length; ) {
-    const isEqual = row < left.length && left[row] === right[column];
-    const isMissing = !isEqual && column < right.length && (row === left.length || common[row]![column + 1]! >= common[row + 1]![column]!);
-    add(isMissing ? "" : left[row]!, !isEqual);
+    const [hasLeft, hasRight] = [row < left.length, column < right.length];
+    const isPair = hasLeft && hasRight && count(row, column) === count(row + 1, column + 1) + change(row, column);
+    const isMissing = !isPair && hasRight && (!hasLeft || count(row, column) === count(row, column + 1) + 1);
+    add(isMissing ? "" : left[row]!, !isPair || left[row] !== right[column]);
     if (!isMissing) row += 1;
-    if (isEqual || isMissing) column += 1;
+    if (isPair || isMissing) column += 1;
   }
   return parts;
 }

@@ -51,7 +51,8 @@ const mark = (prediction: string, reference: string): string =>
 
 test("the words of a prediction that differ from the reference are marked, or the characters of a word", () => {
   assert.equal(mark("2009-09-03", "2009-05-03"), "2009-0[9]-03");
-  assert.equal(mark("a large circle below it", "a small circle left of it"), "a [large] circle [below] it");
+  assert.equal(mark("1949-09-22", "1949-10-22"), "1949-[09]-22");
+  assert.equal(mark("a large circle below it", "a small circle above it"), "a [large] circle [below] it");
   assert.equal(mark("aaa", "aa"), "aa[a]");
   assert.equal(mark("x😀z", "x😁z"), "x[😀]z");
   assert.equal(mark("a b", "a b"), "a b");

@@ -29,7 +29,7 @@ import "./translate-view.js";
 const SHORTCUTS: readonly (readonly [string, string])[] = [
   ["1 … 8", "open a tab"],
   ["/", "edit the source"],
-  ["← → ↑ ↓", "move between tokens, cells and steps"],
+  ["← → ↑ ↓", "move between tokens, cells, steps and rows"],
   ["Home, End", "first, last"],
   ["Space", "select a row of the matrix, or a cell of the picture"],
   ["Enter", "run; open a head"],
