@@ -205,18 +205,19 @@ def test_a_high_temperature_makes_the_weights_more_equal(page: Any, url: str) ->
 
 
 def test_play_walks_through_the_stages_and_then_through_the_steps(page: Any, url: str) -> None:
-    page.clock.install()
-    flow = open_equation(page, url)
+    page.clock.install(time="2030-01-01")
+    flow = open_equation(page, url, "&row=1")
     stages = flow.evaluate(STAGES)
+    page.clock.pause_at("2030-01-02")
     page.locator("#play").click()
     names = [page.locator("#stage-note b").inner_text()]
     for _ in stages[1:]:
         page.clock.run_for(1_100)
         names.append(page.locator("#stage-note b").inner_text())
     assert names == stages
-    assert page.locator("#query").input_value() == "0"
-    page.clock.run_for(1_100)
     assert page.locator("#query").input_value() == "1"
+    page.clock.run_for(1_100)
+    assert page.locator("#query").input_value() == "2"
     assert page.locator("#stage-note b").inner_text() == stages[0]
     page.locator("#play").click()
     page.clock.run_for(5_000)
@@ -226,6 +227,7 @@ def test_play_walks_through_the_stages_and_then_through_the_steps(page: Any, url
 def test_heads_are_lanes_that_end_in_their_concatenation(page: Any, url: str) -> None:
     flow = open_equation(page, url, "&model=1")
     assert len(flow.evaluate(WEIGHTS)) == 2
+    assert page.locator("math").last.text_content() == "c=[c1;…;c2]"
     lines = flow.evaluate("flow => flow.figure.lines.map(line => line.lane)")
     assert set(lines) == {0, 1}
     stages = flow.evaluate(STAGES)

@@ -439,7 +439,7 @@ export function computeRow(entry: AttentionEntry, mechanism: Mechanism, head: nu
   const formula = mechanism.score.kind === "projected" ? "W_V v_j" : "v_j";
   stages.push(
     stage("Weighted", `a_j ${formula}`, weighted, {
-      total: { formula: `c = ∑_j a_j ${formula}`, values: context },
+      total: { formula: `${mechanism.heads > 1 ? "c_h" : "c"} = ∑_j a_j ${formula}`, values: context },
       note: "The sum over all keys is the context: what is read at this step.",
     }),
   );

@@ -32,7 +32,7 @@ export function chooseSlots(weights: Float64Array, order: Order, limit: number):
 /** Return the stages that are drawn for several heads: those with one number for each key, and the last. */
 export function summarize(row: Row): Row {
   const stages = row.stages.filter((each, index) => each.values.columns === 1 || index === row.stages.length - 1);
-  return { ...row, stages: stages.map((each) => ({ ...each, total: null })) };
+  return { ...row, stages: stages.map((each) => ({ ...each, total: each.total && isNumber(each.total) ? null : each.total })) };
 }
 
 /** Return numbers between those of two computations: a share of 1 is the second. Stages that differ are those of the second. */
@@ -338,8 +338,7 @@ class Drawing {
     const { figure, surface, palette } = this;
     const { lanes, focus } = this.options;
     const { total } = at(figure.stages, figure.stages.length - 1);
-    const formula = total?.formula ?? "c = ∑_j a_j v_j";
-    this.drawHead("Context", lanes.length > 1 ? formula.replace("c", "c_h") : formula, column, false);
+    this.drawHead("Context", total?.formula ?? "", column, false);
     if (!isReached) return;
     const largest = Math.max(...lanes.map(({ row }) => (row.context ? largestOf(row.context) : 0)));
     const [x, width] = [column.x + 0.3 * column.width, 0.7 * column.width];

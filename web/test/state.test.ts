@@ -17,6 +17,9 @@ test("a state survives the URL", () => {
     only: ["error", "unknown"],
     longest: 20,
     toggles: { scaling: false, temperature: 0.5, masked: [3], hard: true },
+    order: "weight",
+    tail: true,
+    stage: 4,
   };
   assert.deepEqual(readFragment(`#${writeFragment(state)}`), state);
 });
@@ -26,5 +29,5 @@ test("the initial state has an empty fragment", () => {
 });
 
 test("values that are not valid are ignored", () => {
-  assert.deepEqual(readFragment("#tab=nowhere&beam=1000&row=-1&pairs=100000&sort=source&only=[%22short%22]&shortest=-1&edits={&layer=%22first%22&toggles=3"), INITIAL);
+  assert.deepEqual(readFragment("#tab=nowhere&beam=1000&row=-1&pairs=100000&sort=source&only=[%22short%22]&shortest=-1&edits={&layer=%22first%22&toggles=3&order=length&stage=-1&tail=1"), INITIAL);
 });

@@ -180,7 +180,7 @@ export class EquationView extends View {
           <button type="button" id="play" class="primary" aria-pressed=${this.isPlaying} @click=${() => (this.isPlaying ? this.pause() : this.play())}>${this.isPlaying ? "Pause" : "Play"}</button>
         </div>
         <section class="panel stack" aria-label="Equation">
-          ${this.renderFormulas(figure)} ${this.renderToggles(part)} ${this.renderNote(figure)}
+          ${this.renderFormulas(part, figure)} ${this.renderToggles(part)} ${this.renderNote(figure)}
           <div class="plot">
             <canvas-figure
               .figure=${figure}
@@ -210,9 +210,10 @@ export class EquationView extends View {
   }
 
   /** The equation. The term of the active stage is highlighted. */
-  private renderFormulas(figure: FlowFigure): TemplateResult {
+  private renderFormulas({ mechanism: { heads } }: Loaded, figure: FlowFigure): TemplateResult {
     const { stages } = at(this.to, 0);
     const formulas = stages.flatMap(({ inputs, formula, total }) => [...inputs.map((term) => term.formula), formula, total?.formula ?? ""]);
+    if (heads > 1) formulas.push(`c = [c_1; …; c_${heads}]`);
     const lines = [...new Set(formulas)].filter((formula) => / [=←] /.test(formula));
     const active = figure.stages[this.store.state.stage ?? -1]?.formula ?? "";
     const line = lines.find((formula) => formula === active) ?? lines.find((formula) => active && formula.includes(active));
