@@ -14,7 +14,7 @@ import PIL.ImageChops
 import pytest
 
 from tests_command import HANG
-from tests_explorer import SOURCE, open_page, save_download
+from tests_explorer import SOURCE, has_several_colors, open_page, save_download
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +98,19 @@ def test_every_map_has_a_color_scale(page: Any, url: str, figure: str) -> None:
     page.wait_for_selector(complete)
     for canvas in page.locator("canvas-figure canvas").all():
         assert canvas.evaluate(COUNT_COLORS_OF_LINE) > 30
+
+
+@pytest.mark.parametrize(
+    ("fragment", "ticks"),
+    [
+        (f"text={SOURCE}&tab=attention&view=text&colors=row", "0, row maximum"),
+        (f"model=2&tab=image&edits={WORD}", "0, maximum"),
+    ],
+)
+def test_colors_that_are_not_on_a_figure_have_a_scale(page: Any, url: str, fragment: str, ticks: str) -> None:
+    open_page(page, url, fragment)
+    page.wait_for_selector(f"scale-legend [aria-label='Color scale: {ticks}']")
+    assert has_several_colors(page, "scale-legend canvas")
 
 
 def test_labels_grow_with_the_cells(page: Any, url: str) -> None:

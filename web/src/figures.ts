@@ -31,7 +31,7 @@ export interface Frame {
 
 /** Return the frame of a figure on paper, as one of several in a row. It does not depend on the window, and has no marks. */
 export const framePaper = (fontSize: number, count = 1): Frame => ({
-  width: Math.max(640, 320 * count) / count,
+  width: Math.max(640 / count, 320, 24 * fontSize),
   height: 640,
   fontSize,
   focus: null,
@@ -41,8 +41,8 @@ export const framePaper = (fontSize: number, count = 1): Frame => ({
 const GAP = 24;
 /** The distance of the lines of a hatched area. */
 const HATCH = 7;
-/** The width of several figures in a row. */
-const WIDEST_ROW = 1200;
+/** The width of several figures in a row, relative to the size of the text. */
+const WIDEST_ROW = 85;
 /** The longest label, relative to the size of its text. */
 const LONGEST_LABEL = 9;
 const [SMALLEST_TEXT, LARGEST_TEXT] = [13, 20];
@@ -524,7 +524,7 @@ export class FigureRow implements Figure {
     this.titleHeight = 2.2 * fontSize;
     let [x, y] = [0, 0];
     for (const [, { width, height }] of parts) {
-      if (x && x + width > WIDEST_ROW) [x, y] = [0, this.height + GAP];
+      if (x && x + width > WIDEST_ROW * fontSize) [x, y] = [0, this.height + GAP];
       this.places.push([x, y]);
       this.width = Math.max(this.width, x + width);
       this.height = Math.max(this.height, y + this.titleHeight + height);

@@ -1,9 +1,11 @@
 /** Pictures of captioners under the weights of a word. */
-import { at, decodeArray, type EncodedArray } from "./arrays.js";
+import { at, decodeArray, type EncodedArray, type Matrix } from "./arrays.js";
 import { ScaleFigure, type Scale } from "./color-scale.js";
 import type { Figure } from "./figures.js";
 import type { Palette } from "./palette.js";
 import { fitText, PlacedSurface, type Surface } from "./surface.js";
+import type { TraceDocument } from "./trace.js";
+import { joinWord } from "./words.js";
 
 export interface Weighted {
   picture: EncodedArray;
@@ -36,7 +38,8 @@ function createPicture(encoded: EncodedArray): HTMLCanvasElement {
 /** How dark a cell without weight is, of 255. */
 const DARKEST = 200;
 
-const SHADES: Scale = {
+/** The scale of weights on a picture. */
+export const SHADES: Scale = {
   ticks: ["0", "maximum"],
   ramp: () => Array.from({ length: 256 }, (_, level) => Math.round(255 - DARKEST * (1 - level / 255))).map((gray) => `rgb(${gray},${gray},${gray})`),
 };
@@ -63,6 +66,15 @@ export function drawWeighted(context: CanvasRenderingContext2D, weighted: Weight
   if (!weights) return;
   context.imageSmoothingEnabled = isSmooth;
   context.drawImage(createShade(weights, ...grid), 0, 0, width, height);
+}
+
+/** Return the picture under the weights of each output token; null if the document has no picture. */
+export function createPictures(trace: TraceDocument, hypothesis: number, weights: Matrix | null, isSmooth: boolean, fontSize: number): PicturesFigure | null {
+  const { picture, grid } = trace.source;
+  if (!picture || !grid) return null;
+  const weigh = (row: number): Weighted => ({ picture, grid, weights: weights && row < weights.rows ? weights.row(row) : null, isSmooth });
+  const words = (trace.hypotheses[hypothesis]?.tokens ?? []).map((token, row) => [joinWord([token]), weigh(row)] as const);
+  return new PicturesFigure(words.length ? words : [["The caption is empty", { picture, grid, weights: null, isSmooth }]], fontSize);
 }
 
 const TILE = 200;

@@ -3,6 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { addScaled, at, atMost, Matrix } from "../arrays.js";
 import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
+import { createScale } from "../color-scale.js";
 import { isHeadOff } from "../edits.js";
 import { FigureRow, framePaper, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure, type Frame } from "../figures.js";
 import { colorOf, currentPalette, isDark } from "../palette.js";
@@ -18,6 +19,7 @@ import "./canvas-figure.js";
 import type { CellEvent, CellFigure } from "./canvas-figure.js";
 import { renderHypotheses, renderMapControls, renderRefusal, renderSegments } from "./controls.js";
 import "./row-editor.js";
+import "./scale-legend.js";
 
 @customElement("attention-view")
 export class AttentionView extends View {
@@ -64,10 +66,15 @@ export class AttentionView extends View {
     const frame = framePaper(fontSize, this.method ? 2 : 1);
     const scores = this.panel?.createFigure(frame);
     const parts: [string, Figure][] = [];
-    const title = this.store.state.view === "grid" ? ROLE_NAMES[this.store.state.role] : map?.title;
-    if (map?.weights.rows) parts.push([title!, this.createFigure(map, frame)]);
+    if (map?.weights.rows) parts.push([this.nameMap(map), this.createFigure(map, frame)]);
     if (scores) parts.push([METHOD_NAMES[this.method as Method], scores]);
     return parts.length ? new FigureRow(parts, fontSize) : null;
+  }
+
+  /** The title of the present view. The grid shows all layers and heads. */
+  private nameMap(map: SelectedMap): string {
+    const { view, role } = this.store.state;
+    return view === "grid" ? ROLE_NAMES[role] : map.title;
   }
 
   override get data(): unknown {
@@ -137,8 +144,8 @@ export class AttentionView extends View {
         </div>
         <div class="body">
           <div class="matrices">
-            <section class="panel plot stack" aria-label=${map.title}>
-              <div class="row"><h2>${map.title}</h2></div>
+            <section class="panel plot stack" aria-label=${this.nameMap(map)}>
+              <div class="row"><h2>${this.nameMap(map)}</h2></div>
               ${view === "text" ? this.renderText(map) : this.renderFigure(map)}
             </section>
             ${this.renderAttribution()}
@@ -298,7 +305,7 @@ export class AttentionView extends View {
     const palette = currentPalette();
     const isSelf = map.axes.rowName === map.axes.columnName;
     return html`
-      <p class="muted small">${isSelf ? "Keys" : map.axes.columnName}</p>
+      <div class="row"><p class="muted small">${isSelf ? "Keys" : map.axes.columnName}</p><scale-legend .scale=${createScale(this.store.state.colors)}></scale-legend></div>
       <div class="shaded" dir="auto">
         ${map.axes.columns.map((token, column) => {
           const weight = distribution[column] ?? 0;

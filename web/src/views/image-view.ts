@@ -3,13 +3,14 @@ import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
 import type { Figure } from "../figures.js";
 import { isDark } from "../palette.js";
-import { drawWeighted, findHeight, PicturesFigure, type Weighted } from "../picture.js";
+import { drawWeighted, findHeight, createPictures, SHADES, type Weighted } from "../picture.js";
 import { selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { formatPercent } from "../trace.js";
 import { joinWord } from "../words.js";
 import { View } from "./base.js";
 import { renderMapControls, renderRefusal, renderSegments } from "./controls.js";
+import "./scale-legend.js";
 
 const SIZE = 480;
 
@@ -52,13 +53,8 @@ export class ImageView extends View {
   }
 
   override createPaperFigure(fontSize: number): Figure | null {
-    const { trace, state: { hypothesis } } = this.store;
-    const tokens = trace?.hypotheses[hypothesis]?.tokens ?? [];
-    const words = tokens.length
-      ? tokens.map((token, row) => [joinWord([token]), this.weigh(this.readRow(row))] as const)
-      : [["The caption is empty", this.weigh(null)] as const];
-    const drawn = words.filter((each): each is readonly [string, Weighted] => each[1] !== null);
-    return drawn.length ? new PicturesFigure(drawn, fontSize) : null;
+    const { trace, state: { hypothesis, smooth } } = this.store;
+    return trace && createPictures(trace, hypothesis, this.map?.weights ?? null, smooth, fontSize);
   }
 
   protected override render(): TemplateResult {
@@ -73,10 +69,11 @@ export class ImageView extends View {
         ${renderMapControls(this.store)}
       </div>
       <div class="body">
-        <section class="panel" aria-label="Picture">
+        <section class="panel stack" aria-label="Picture">
           <canvas width=${SIZE} height=${findHeight(trace.source.picture, SIZE)} tabindex="0" role="application" aria-roledescription="picture"
             aria-label="The picture under the weights of the selected word. Arrow keys move between cells${this.store.client.isLive ? ", the space bar brushes a cell out" : ""}"
             @pointerdown=${this.brush} @pointermove=${(event: PointerEvent) => event.buttons && this.brush(event)} @keydown=${this.move}></canvas>
+          ${this.map ? html`<scale-legend .scale=${{ ...SHADES }}></scale-legend>` : ""}
         </section>
         <section class="panel stack" aria-label="Caption">
           <p class="muted small">Choose a word to see what the model looks at</p>
