@@ -69,6 +69,25 @@ def test_a_figure_has_names_and_numbers_as_text_in_the_chosen_size(
     assert bool(root.findall(f"{SVG}image")) == (figure == "image")
 
 
+@pytest.mark.parametrize("unit", ["false", "true"])
+def test_the_figure_of_a_text_has_the_ribbons_and_words_of_the_page(
+    page: Any, url: str, tmp_path: Path, unit: str
+) -> None:
+    open_page(page, url, f"text={SOURCE}&words={unit}")
+    page.wait_for_selector(".weak path", state="attached")
+    root = read_svg(save_download(page, tmp_path, "svg"))
+    ribbons = [each for each in root.findall(f"{SVG}path") if "C" in each.get("d", "")]
+    assert len(ribbons) == page.locator(".weak path").count() > 0
+    texts = ["".join(each.itertext()) for each in root.findall(f"{SVG}text")]
+    assert ("mai" in texts) == (unit == "true")
+
+
+def test_the_figure_of_a_caption_has_its_pictures(page: Any, url: str, tmp_path: Path) -> None:
+    open_page(page, url, f"model=2&edits={WORD}")
+    words = page.locator("[aria-label='Output tokens'] button").count()
+    assert len(read_svg(save_download(page, tmp_path, "svg")).findall(f"{SVG}image")) == words > 0
+
+
 @pytest.mark.parametrize("figure", ["translate", "matrix", "lines", "grid", "attribution", "compare"])
 def test_a_figure_depends_neither_on_the_cursor_nor_on_the_window(
     page: Any, url: str, tmp_path: Path, figure: str

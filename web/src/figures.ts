@@ -3,6 +3,7 @@ import { at, type Matrix } from "./arrays.js";
 import { createScale, ScaleFigure, type Colors, type Scale } from "./color-scale.js";
 import type { Marks } from "./edits.js";
 import { levelOf, type Palette } from "./palette.js";
+import { layRibbons, WIDEST, type Box } from "./ribbons.js";
 import { CanvasSurface, fitText, measureText, PlacedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
 import { formatPercent, labelToken, type Axes } from "./trace.js";
 
@@ -42,7 +43,7 @@ const GAP = 24;
 /** The distance of the lines of a hatched area. */
 const HATCH = 7;
 /** The width of several figures in a row, relative to the size of the text. */
-const WIDEST_ROW = 85;
+export const WIDEST_ROW = 85;
 /** The longest label, relative to the size of its text. */
 const LONGEST_LABEL = 9;
 const [SMALLEST_TEXT, LARGEST_TEXT] = [13, 20];
@@ -259,7 +260,10 @@ class LineScale implements Figure {
   readonly width: number;
   readonly height: number;
 
-  constructor(readonly fontSize: number) {
+  constructor(
+    readonly fontSize: number,
+    readonly style: (weight: number) => [stroke: number, opacity: number],
+  ) {
     this.width = 12.6 * SMALL * fontSize;
     this.height = 1.2 * fontSize;
   }
@@ -268,7 +272,7 @@ class LineScale implements Figure {
     const size = SMALL * this.fontSize;
     [0.1, 0.5, 1].forEach((weight, index) => {
       const [x, y] = [4.4 * size * index, this.height / 2];
-      surface.line(x, y, x + 1.6 * size, y, palette.accent, ...styleLine(weight, this.fontSize));
+      surface.line(x, y, x + 1.6 * size, y, palette.accent, ...this.style(weight));
       surface.text(x + 2 * size, y, String(weight), { size, color: palette.muted });
     });
   }
@@ -305,13 +309,14 @@ export class LinesFigure implements Figure {
     const small = { size: SMALL * fontSize, color: palette.muted };
     surface.text(side - 10, this.top - fontSize, axes.columnName, { ...small, anchor: "end" });
     surface.text(right + 10, this.top - fontSize, axes.rowName, small);
-    const scale = new LineScale(fontSize);
+    const style = (weight: number): [number, number] => styleLine(weight, fontSize);
+    const scale = new LineScale(fontSize, style);
     scale.draw(new PlacedSurface(surface, (this.width - scale.width) / 2, 0), palette);
     for (let row = 0; row < weights.rows; row++) {
       const isDimmed = focus !== null && focus.row !== row;
       weights.row(row).forEach((weight, column) => {
         if (weight < 0.01) return;
-        const [stroke, opacity] = styleLine(weight, fontSize);
+        const [stroke, opacity] = style(weight);
         const from = this.y(column, weights.columns);
         surface.curve(side, from, right, this.y(row, weights.rows), palette.accent, stroke, isDimmed ? weight * 0.18 : opacity);
       });
@@ -444,70 +449,74 @@ export class BarsFigure implements Figure {
 }
 
 export interface AlignmentOptions {
+  /** The weight of each word of the source (column) for each word of the output (row); null without attention. */
+  weights: Matrix | null;
   source: readonly string[];
   output: readonly string[];
-  /** The weight of each source token (column) for each output token (row); null without attention. */
-  weights: Matrix | null;
-  /** The probability of each output token. */
+  /** The probability of each word of the output. */
   probabilities: readonly number[];
   fontSize: number;
 }
 
-/** Source and output as two lines of text. The strength of a line is a weight; the bar below a token is its probability. */
+/** Source and output as two lines of words. The width of a ribbon is a weight; the line below a word is its probability. */
 export class AlignmentFigure implements Figure {
   readonly width: number;
   readonly height: number;
-  private readonly fontSize: number;
   private readonly left: number;
-  private readonly scale: LineScale;
+  private readonly keys: Box[];
+  private readonly queries: Box[];
 
   constructor(readonly options: AlignmentOptions) {
-    const { source, output, weights, fontSize } = options;
-    this.fontSize = fontSize;
-    this.scale = new LineScale(fontSize);
-    this.left = Math.max(...["source", "output"].map((name) => measureText(name, SMALL * fontSize))) + 1.5 * fontSize;
-    this.width = this.left + Math.max(this.measure(source), this.measure(output), this.scale.width) + 1.5 * fontSize;
-    this.height = (weights ? 13 : 6) * fontSize;
-  }
-
-  private get gap(): number {
-    return 0.8 * this.fontSize;
-  }
-
-  private measure(tokens: readonly string[]): number {
-    return tokens.reduce((sum, token) => sum + measureText(labelToken(token), this.fontSize) + this.gap, -this.gap);
-  }
-
-  /** Return the start and the width of each token of a centered line. */
-  private place(tokens: readonly string[]): [x: number, width: number][] {
-    let x = (this.left + this.width - 1.5 * this.fontSize - this.measure(tokens)) / 2;
-    return tokens.map((token) => {
-      const width = measureText(labelToken(token), this.fontSize);
-      x += width + this.gap;
-      return [x - width - this.gap, width];
-    });
+    const { source, output, weights, fontSize: size } = options;
+    this.left = measureText("output", SMALL * size) + 2.5 * size;
+    const top = 0.5 * size + (weights ? WIDEST : 0);
+    this.height = top + (weights ? 11 : 4.5) * size;
+    const lines = [placeWords(source, size, top), placeWords(output, size, this.height - 2.4 * size)] as const;
+    const [longest] = lines.map(measureLine).sort((one, other) => other - one);
+    const center = (boxes: Box[]): Box[] => boxes.map((box) => ({ ...box, left: this.left + box.left + (longest! - measureLine(boxes)) / 2 }));
+    [this.keys, this.queries] = [center(lines[0]), center(lines[1])];
+    this.width = this.left + longest! + size;
   }
 
   draw(surface: Surface, palette: Palette): void {
-    const { fontSize: size, left, options: { source, output, weights, probabilities } } = this;
-    const [from, to] = [this.place(source), this.place(output)];
-    const [top, bottom] = [(weights ? 3 : 1.5) * size, this.height - 2 * size];
-    const name = { size: SMALL * size, color: palette.muted, anchor: "end" } as const;
-    surface.text(left - size, top, "source", name);
-    surface.text(left - size, bottom, "output", name);
-    if (weights) this.scale.draw(new PlacedSurface(surface, left, 0.3 * size), palette);
-    for (const [row, [x, width]] of to.entries()) {
-      from.forEach(([start, extent], column) => {
-        const weight = weights?.at(row, column) ?? 0;
-        if (weight < 0.01) return;
-        surface.curve(start + extent / 2, top + 0.8 * size, x + width / 2, bottom - 0.8 * size, palette.accent, ...styleLine(weight, size), true);
+    const { left, keys, queries, options: { source, output, weights, probabilities, fontSize: size } } = this;
+    const ribbons = weights ? layRibbons(weights, keys, queries) : [];
+    const isStacked = true;
+    for (const { from, to, width } of ribbons) surface.curve(...from, ...to, palette.accent, width, OPACITY, isStacked);
+    const [first] = ribbons;
+    if (first) new LineScale(size, (weight) => [(weight * first.width) / first.weight, OPACITY]).draw(new PlacedSurface(surface, left, 0.2 * WIDEST), palette);
+    const drawLine = (name: string, words: readonly string[], boxes: readonly Box[]): void => {
+      boxes.forEach((box, index) => {
+        const middle = box.top + box.height / 2;
+        if (!index) surface.text(left - 1.5 * size, middle, name, { size: SMALL * size, color: palette.muted, anchor: "end" });
+        surface.text(box.left + box.width / 2, middle, labelToken(at(words, index)), { size, color: palette.ink, anchor: "middle" });
       });
-      surface.rect(x, bottom + 0.8 * size, width, 0.2 * size, palette.line);
-      surface.rect(x, bottom + 0.8 * size, width * (probabilities[row] ?? 0), 0.2 * size, palette.accent);
-    }
-    source.forEach((token, index) => surface.text(at(from, index)[0], top, labelToken(token), { size, color: palette.ink }));
-    output.forEach((token, index) => surface.text(at(to, index)[0], bottom, labelToken(token), { size, color: palette.ink }));
+    };
+    drawLine("source", source, keys);
+    drawLine("output", output, queries);
+    queries.forEach(({ left: x, top, width, height }, index) => {
+      surface.rect(x, top + height, width, 0.2 * size, palette.line);
+      surface.rect(x, top + height, width * (probabilities[index] ?? 0), 0.2 * size, palette.accent);
+    });
   }
+}
+
+/** The opacity of ribbons, which cross each other. */
+const OPACITY = 0.55;
+
+/** Place words in a line, with a space between them. */
+function placeWords(words: readonly string[], size: number, top: number): Box[] {
+  let left = 0;
+  return words.map((word) => {
+    const width = Math.max(measureText(labelToken(word), size), 0.8 * size);
+    left += width + 0.7 * size;
+    return { left: left - width - 0.7 * size, top, width, height: 1.4 * size };
+  });
+}
+
+function measureLine(boxes: readonly Box[]): number {
+  const last = boxes.at(-1);
+  return last ? last.left + last.width : 0;
 }
 
 /** Figures from left to right, each under its title. Those that do not fit on a page are below. */

@@ -25,7 +25,7 @@ export type Point = readonly [x: number, y: number];
 /** Narrower ribbons are not drawn: a line of words would be a net. */
 const LEAST_WEIGHT = 0.04;
 /** The width of the weight 1, in pixels. It is less if words are narrow, so that ribbons of neighbors are apart. */
-const WIDEST = 26;
+export const WIDEST = 26;
 
 /** Whether the keys are above the queries; otherwise, they are on the left side of the queries. */
 export function isStacked(keys: readonly Box[], queries: readonly Box[]): boolean {

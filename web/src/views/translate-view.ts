@@ -4,12 +4,12 @@ import { customElement, query, state } from "lit/decorators.js";
 import { guard } from "lit/directives/guard.js";
 import { at } from "../arrays.js";
 import { compareLists, findForced, findMasked } from "../edits.js";
-import { AlignmentFigure, type Figure } from "../figures.js";
-import { drawWeighted, findHeight } from "../picture.js";
+import { AlignmentFigure, framePaper, LinesFigure, WIDEST_ROW, type Figure } from "../figures.js";
+import { createPictures, drawWeighted, findHeight } from "../picture.js";
 import { drawRibbon, isStacked, layRibbons, type Box, type Ribbon } from "../ribbons.js";
 import { findSpan, selectMap, type MapChoice, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { describeHypothesis, formatPercent, labelToken, nameSlots, toProbability, type Candidate, type Step } from "../trace.js";
+import { describeHypothesis, formatPercent, labelToken, toProbability, type Candidate, type Step } from "../trace.js";
 import { findWritten, isSpace, listTokens, type Span } from "../words.js";
 import { View } from "./base.js";
 import { renderLayerAndHead, renderRefusal, renderSegments } from "./controls.js";
@@ -110,12 +110,15 @@ export class TranslateView extends View {
   private readonly observer = new ResizeObserver(() => this.measure());
 
   override createPaperFigure(fontSize: number): Figure | null {
-    const { trace, state: { hypothesis } } = this.store;
-    const output = trace?.hypotheses[hypothesis];
-    if (!trace || !output) return null;
-    const probabilities = output.tokens.map((_, index) => this.findProbability(index));
-    const weights = selectMap(trace, { ...this.choice, words: false })?.weights ?? null;
-    return new AlignmentFigure({ source: nameSlots(trace), output: output.tokens, weights, probabilities, fontSize });
+    const { map, store: { trace, state: { hypothesis, smooth } } } = this;
+    if (!trace?.hypotheses[hypothesis]) return null;
+    if (trace.source.grid) return createPictures(trace, hypothesis, map?.weights ?? null, smooth, fontSize);
+    if (!map) return new AlignmentFigure({ weights: null, source: trace.source.tokens, output: this.output, probabilities: this.output.map((_, index) => this.findProbability(index)), fontSize });
+    const { weights, axes, rowSpans } = map;
+    const probabilities = rowSpans.map((span) => listTokens(span).reduce((product, index) => product * this.findProbability(index), 1));
+    const figure = new AlignmentFigure({ weights, source: axes.columns, output: axes.rows, probabilities, fontSize });
+    const isLong = figure.width > WIDEST_ROW * fontSize;
+    return isLong ? new LinesFigure({ ...framePaper(fontSize), weights, axes }) : figure;
   }
 
   /** A step of the output; undefined if the document contains weights only. */
