@@ -38,7 +38,7 @@ FIGURES = {
         "#agreement",
         {"Cross-attention", "Occlusion", "−1", "0", "1"},
     ),
-    "steps": (f"text={SOURCE}&tab=steps", "#beam", {"Step 1", "probability", "Beam search", "kept", "pruned"}),
+    "steps": (f"text={SOURCE}&tab=steps&row=0", "#beam", {"Step 1", "probability", "Beam search", "kept", "pruned"}),
     "compare": (f"text={SOURCE}&tab=compare", "#change", {"Difference", "source →", "output ↓", "−1", "0.5", "1"}),
     "model": ("tab=model", "model-view pre", {"loss", "step"}),
     "image": (f"model=2&tab=image&edits={WORD}", "image-view canvas", {"0", "maximum"}),

@@ -107,10 +107,15 @@ export function labelCell(map: SelectedMap, row: number, column: number): [row: 
   return [labelToken(map.axes.rows[row] ?? ""), labelToken(map.axes.columns[column] ?? "")];
 }
 
-/** Return the output token to start with: one that the source does not contain, with the most concentrated attention. */
+/**
+ * Return the output token to start with: the first one that edits have changed, or one that the source does not contain,
+ * with the most concentrated attention.
+ */
 export function findInformativeStep(trace: TraceDocument, hypothesis: number): number {
   const output = trace.hypotheses[hypothesis];
-  return output ? findConcentrated(trace)(output) : 0;
+  const changed = trace.changes?.first_step ?? Infinity;
+  if (!output) return 0;
+  return hypothesis === 0 && changed < output.tokens.length ? changed : findConcentrated(trace)(output);
 }
 
 const findConcentrated = cached((trace: TraceDocument) =>

@@ -55,6 +55,8 @@ test("the first screen starts at a token that the source does not contain, with 
   assert.equal(findInformativeStep(makeTrace(source, ["3", "-", "0", "5"], weights), 0), 3);
   assert.equal(findInformativeStep(makeTrace(["a", "b"], ["b", "a"], [[0.4, 0.6], [0.9, 0.1]]), 0), 1);
   assert.equal(findInformativeStep(makeTrace(["a"], [], []), 0), 0);
+  const edited = { ...makeTrace(source, ["3", "-", "0", "5"], weights), changes: { text: "", tokens: [], score: 0, first_step: 2 } };
+  assert.equal(findInformativeStep(edited, 0), 2);
 });
 
 const box = (left: number, top: number): Box => ({ left, top, width: 20, height: 10 });
