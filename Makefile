@@ -3,6 +3,7 @@
 # make test-all run all tests, including the slow ones
 # make check    check formatting, lint and types
 # make format   format the code and fix lint
+# make docs     build the documentation site in build/site/html
 # make dist     build the wheel and the source distribution in dist/, and check them
 # make web      build the pages of the explorer and the server (needs Node; the build is checked in)
 
@@ -12,7 +13,7 @@ RUN    ?= runs/demo
 # The tests start many processes, which start faster if Python stores the bytecode of the modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: demo test test-all check format dist web clean
+.PHONY: demo test test-all check format docs dist web clean
 
 demo: .venv/ready
 	@$(BIN)/regard train dates --out $(RUN)
@@ -36,6 +37,10 @@ check: .venv/test-ready
 format: .venv/test-ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python website/build_site.py
 
 dist: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'

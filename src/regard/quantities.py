@@ -35,7 +35,7 @@ OptionalLength = Annotated[int, _NUMBER, Field(ge=0, le=1_000_000)]
 """A length that may be zero."""
 VocabularySize = Annotated[int, _NUMBER, Field(gt=0, le=10_000_000)]
 
-CorpusSize = Annotated[int, _NUMBER, Field(gt=0, le=10_000_000)]
+CorpusSize = Annotated[int, _NUMBER, Field(gt=0, le=10_000_000, description="number of pairs")]
 """The number of pairs of a built-in corpus, which is generated in memory."""
 Count = Annotated[int, _NUMBER, Field(gt=0, le=10**9)]
 """A number of steps, validations, occurrences, …: at least one."""
@@ -57,7 +57,7 @@ Threads = Annotated[int, _NUMBER, Field(gt=0, le=1_024)]
 GpuShare = Annotated[float, _NUMBER, Field(ge=0, le=1_024)]
 """The number of GPUs of a process; several processes may share one."""
 MAX_SEED = 2**63 - 1
-Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED)]
+Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED, description="seed of random numbers")]
 Column = Annotated[int, _NUMBER, Field(gt=0, le=1_000_000)]
 """The number of a column in a file."""
 

@@ -307,7 +307,7 @@ class LocationAware(Score):
         heads: int = 1,
         *,
         hidden: HiddenWidth = None,
-        filters: Width = 10,
+        filters: Annotated[Width, Field(description="number of filters of the convolution")] = 10,
         reach: Annotated[Length, Field(description="a filter covers this many slots on either side")] = 3,
         features: Annotated[
             Literal["last", "sum"],

@@ -104,7 +104,12 @@ class Sparse(Selection):
 class StraightThrough(Selection):
     """A one-hot Gumbel sample with the gradient of the soft sample (Jang et al. 2017); argmax in evaluation mode."""
 
-    def __init__(self, temperature: Annotated[Temperature, Field(json_schema_extra=TRAINING_ONLY)] = 1.0) -> None:
+    def __init__(
+        self,
+        temperature: Annotated[
+            Temperature, Field(json_schema_extra=TRAINING_ONLY, description="lower values make samples harder")
+        ] = 1.0,
+    ) -> None:
         super().__init__()
         self.temperature = temperature
 

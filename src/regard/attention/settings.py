@@ -85,7 +85,7 @@ class AttentionSettings(Settings):
     score: Score = default_choice("additive")
     scope: Scope = default_choice("global")
     select: Selection = default_choice("softmax")
-    heads: Heads = 1
+    heads: Heads = Field(1, description="number of heads")
     dropout: DropoutProbability = Field(
         0.0, json_schema_extra=TRAINING_ONLY, description="dropout of the attention weights"
     )

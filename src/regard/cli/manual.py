@@ -31,7 +31,7 @@ def command(out: Path) -> None:
     folder = out.expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for context in _walk(root):
+        for context in walk_commands(root):
             path = folder / f"{context.command_path.replace(' ', '-')}.1"
             path.write_text(render_page(context), "utf-8")
             click.echo(path)
@@ -71,14 +71,14 @@ def render_page(context: click.Context) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _walk(context: click.Context) -> Iterator[click.Context]:
+def walk_commands(context: click.Context) -> Iterator[click.Context]:
     """Yield the contexts of a command and of its subcommands, without running them."""
     yield context
     if isinstance(context.command, click.Group):
         for name in context.command.list_commands(context):
             subcommand = context.command.get_command(context, name)
             assert subcommand is not None
-            yield from _walk(click.Context(subcommand, context, name))
+            yield from walk_commands(click.Context(subcommand, context, name))
 
 
 def _render_text(text: str) -> list[str]:

@@ -226,10 +226,10 @@ _TASKS: dict[str, Callable[[str], str]] = {
 
 
 def _load_sequences(
-    task: Literal["copy", "reverse", "sort"] = "reverse",
+    task: Annotated[Literal["copy", "reverse", "sort"], Field(description="what to do with a string")] = "reverse",
     letters: Annotated[Count, Field(ge=2, le=26, description="size of the alphabet")] = 26,
-    shortest: Annotated[Length, Field(le=10_000)] = 5,
-    longest: Annotated[Length, Field(le=10_000)] = 30,
+    shortest: Annotated[Length, Field(le=10_000, description="minimum length of a string")] = 5,
+    longest: Annotated[Length, Field(le=10_000, description="maximum length of a string")] = 30,
     train: CorpusSize = 20_000,
     dev: CorpusSize = 500,
     test: CorpusSize = 1_000,

@@ -30,9 +30,9 @@ class Files(Settings):
     Files may be moved before a run is resumed: only the hash of their content must stay the same.
     """
 
-    path: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
-    source: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
-    target: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME)
+    path: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME, description="file of pairs")
+    source: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME, description="file of sources")
+    target: str | None = Field(None, json_schema_extra=MAY_CHANGE_ON_RESUME, description="file of targets")
     format: Literal["auto", "tsv", "csv", "jsonl", "dictionary", "fast_align"] = Field(
         "auto",
         description="by default inferred from the file; a dictionary line has a word, spaces, a pronunciation; a line "
@@ -227,7 +227,7 @@ class _TextSettings(Settings):
     normalization: Literal["none", "nfc", "nfd", "nfkc"] = Field(
         "nfc", description="Unicode normalization form; nfd separates letters from accents, and 한 into ㅎㅏㄴ"
     )
-    lowercase: bool = False
+    lowercase: bool = Field(False, description="read texts in lower case")
     byte_fallback: bool = Field(False, description="encode unseen characters as UTF-8 bytes instead of <unk>")
     symbols: tuple[str, ...] = Field((), description="strings that are never split, for example <url> or <2de>")
     tags: bool = Field(False, description=TAGS)

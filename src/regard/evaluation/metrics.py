@@ -34,6 +34,8 @@ Interval = tuple[float, float]
 
 RESAMPLES = 1_000
 
+Lowercase = Annotated[bool, Field(description="compare texts in lower case")]
+
 References = Annotated[
     Literal["by_line", "by_source", "auto"],
     Field(
@@ -305,7 +307,7 @@ def _compute_bleu(
         Literal["13a", "none", "intl", "char", "zh", "coco"],
         Field(description="a tokenizer of sacrebleu, or coco: lowercase words without punctuation"),
     ] = "13a",
-    lowercase: bool = False,
+    lowercase: Lowercase = False,
     max_order: Annotated[Count, Field(le=4, description="maximum n-gram order: 4 is BLEU-4")] = 4,
     smooth: Annotated[
         Literal["exp", "floor", "add-k", "none"], Field(description="smoothing if no n-gram of some order matches")
@@ -375,7 +377,7 @@ def warn_if_tokenized(evaluation_set: EvaluationSet, metrics: Iterable[Metric]) 
 def _compute_chrf(
     outputs: ModelOutputs,
     word_order: Annotated[OptionalCount, Field(le=4, description="also count word n-grams up to this order")] = 0,
-    lowercase: bool = False,
+    lowercase: Lowercase = False,
     references: References = "by_line",
 ) -> MetricStatistics:
     """Corpus chrF (Popović 2015), computed by sacrebleu; chrF++ with `word_order: 2`."""
@@ -387,7 +389,7 @@ def _compute_chrf(
 def _compute_ter(
     outputs: ModelOutputs,
     normalized: Annotated[bool, Field(description="separate punctuation from words first")] = False,
-    case_sensitive: bool = False,
+    case_sensitive: Annotated[bool, Field(description="distinguish upper and lower case")] = False,
     references: References = "by_line",
 ) -> MetricStatistics:
     """Translation edit rate (Snover et al. 2006), computed by sacrebleu: insertions, deletions, substitutions and

@@ -72,7 +72,7 @@ class RecurrentEncoderSettings(RecurrentSettings, EncoderSettings):
     """A recurrent encoder."""
 
     kind: Literal["recurrent"] = "recurrent"
-    bidirectional: bool = True
+    bidirectional: bool = Field(True, description="read the source in both directions")
     initial_state: Literal["zero", "learned"] = Field(
         "zero", description="the initial state: zero, or a learned parameter"
     )
@@ -95,14 +95,16 @@ class TransformerBlocks(Settings):
     """The settings of Transformer layers, whatever they read."""
 
     size: Width = Field(256, description="width of the model, d")
-    heads: Heads = 4
+    heads: Heads = Field(4, description="number of attention heads")
     layers: Layers = Field(3, description="number of encoder layers, and of decoder layers")
     feedforward: Width = Field(1024, description="width of the hidden layer of the feed-forward networks")
-    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = Field(
+        "relu", description="activation of the feed-forward layers"
+    )
     norm: Literal["post", "pre"] = Field(
         "post", description="normalize after each residual connection, as published, or before each sublayer"
     )
-    normalization: Literal["layer", "rms"] = "layer"
+    normalization: Literal["layer", "rms"] = Field("layer", description="layer normalization, or RMSNorm")
     epsilon: PositiveWeight | None = Field(
         None, description="ε of the normalization; by default 1e-5, and 1e-6 with rms"
     )
@@ -131,7 +133,9 @@ class TransformerBlocks(Settings):
 class TransformerLayers(TransformerBlocks):
     """The settings that the encoder and the decoder of a Transformer share."""
 
-    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned", "rotary"] = Field(
+        "sinusoidal", description="how a layer knows the positions of tokens"
+    )
     max_positions: Length = Field(1024, description="number of learned positions")
     gradient_checkpointing: bool = Field(
         False,
@@ -267,7 +271,9 @@ class PatchEncoderSettings(TransformerBlocks, ImageEncoderSettings):
     kind: Literal["patches"] = "patches"
     patch: ImageSize = Field(16, description="height and width of a patch, in pixels")
     layers: Layers = Field(4, description="number of layers")
-    activation: Literal["relu", "gelu", "silu", "swiglu"] = "gelu"
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = Field(
+        "gelu", description="activation of the feed-forward layers"
+    )
     norm: Literal["post", "pre"] = Field(
         "pre", description="normalize after each residual connection, or before each sublayer, as published"
     )

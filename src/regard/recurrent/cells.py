@@ -146,7 +146,7 @@ class RNNCell(Cell):
         self,
         input_size: int,
         hidden_size: int,
-        activation: Literal["tanh", "relu"] = "tanh",
+        activation: Annotated[Literal["tanh", "relu"], Field(description="the function φ")] = "tanh",
         *,
         layer_norm: bool = False,
     ) -> None:

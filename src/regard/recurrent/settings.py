@@ -117,7 +117,7 @@ class RecurrentSettings(Settings):
         None, description="LSTM variant by its name in Greff et al. (2015); by default the standard LSTM"
     )
     hidden: Width = Field(128, description="state width, per direction")
-    layers: Layers = 1
+    layers: Layers = Field(1, description="number of layers")
     dropout: DropoutProbability = Field(0.0, json_schema_extra=TRAINING_ONLY, description="dropout between layers")
     variational: bool = Field(
         False,
