@@ -62,6 +62,11 @@ def check_accessibility(page: Any) -> None:
 
 def tab_to(page: Any, selector: str) -> None:
     """Move the focus with the tabulator key until it is on an element."""
+    move_to(page, selector, "Tab")
+
+
+def move_to(page: Any, selector: str, key: str) -> None:
+    """Press a key until the focus is on an element."""
     focused = """selector => {
         let active = document.activeElement;
         while (active?.shadowRoot?.activeElement) active = active.shadowRoot.activeElement;
@@ -70,5 +75,5 @@ def tab_to(page: Any, selector: str) -> None:
     for _ in range(80):
         if page.evaluate(focused, selector):
             return
-        page.keyboard.press("Tab")
+        page.keyboard.press(key)
     raise AssertionError(f"The keyboard does not reach {selector}")

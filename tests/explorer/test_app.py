@@ -447,3 +447,17 @@ def test_the_page_is_served(app: FastAPI) -> None:
     assert "<explorer-app>" in page.text
     assert "javascript" in send(app, "GET", "/app.js").headers["content-type"]
     assert send(app, "GET", "/app.css").headers["content-type"].startswith("text/css")
+
+
+def test_responses_are_compressed_for_clients_that_accept_it(app: FastAPI) -> None:
+    body = {"model": TRANSFORMER, "source": {"text": TEXT}}
+    for method, path, sent in (("GET", "/app.js", None), ("GET", "/api/models", None), ("POST", "/api/trace", body)):
+        compressed, plain = (
+            send(app, method, path, json=sent, headers={"Origin": ORIGIN, "Accept-Encoding": encoding})
+            for encoding in ("gzip", "identity")
+        )
+        assert compressed.headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in plain.headers
+        assert plain.status_code == 200
+        if not sent:  # a trace contains the time of the request
+            assert compressed.content == plain.content

@@ -22,6 +22,8 @@ export interface ModelSummary {
 export interface ModelCard {
   settings: string;
   curves?: Series[];
+  /** What training reported about the model. */
+  warnings?: string[];
   metrics?: Record<string, number> | null;
   [field: string]: unknown;
 }
@@ -29,6 +31,10 @@ export interface ModelCard {
 /** A learning curve: pairs of a step and a value. */
 export interface Series {
   name: string;
+  /** Whether it was computed on the dev set. */
+  validated?: boolean;
+  /** The role of the attentions that it is the average of. */
+  role?: Role | null;
   points: [number, number][];
 }
 

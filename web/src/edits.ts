@@ -1,5 +1,5 @@
 /** Edits in words: what the reader changed before the model decoded again. */
-import { at } from "./arrays.js";
+import { align } from "./difference.js";
 import { findAxes, labelToken, readHeads, ROLE_NAMES, type AttentionEntry, type Edit, type TraceDocument } from "./trace.js";
 import type { Span } from "./words.js";
 
@@ -184,18 +184,7 @@ function findWordSlots({ text, offsets }: TraceDocument["source"], position: num
 
 /** Return for each element of two lists whether it is missing in the other, by a longest common subsequence. */
 export function compareLists(before: readonly string[], after: readonly string[]): [before: boolean[], after: boolean[]] {
-  // lengths[i][j]: of the longest common subsequence of before[i:] and after[j:]
-  const lengths = Array.from({ length: before.length + 1 }, () => new Uint16Array(after.length + 1));
-  for (let i = before.length - 1; i >= 0; i--) {
-    for (let j = after.length - 1; j >= 0; j--) {
-      at(lengths, i)[j] = before[i] === after[j] ? at(at(lengths, i + 1), j + 1) + 1 : Math.max(at(at(lengths, i + 1), j), at(at(lengths, i), j + 1));
-    }
-  }
-  const result: [boolean[], boolean[]] = [before.map(() => true), after.map(() => true)];
-  for (let i = 0, j = 0; i < before.length && j < after.length; ) {
-    if (before[i] === after[j]) result[0][i++] = result[1][j++] = false;
-    else if (at(at(lengths, i + 1), j) >= at(at(lengths, i), j + 1)) i++;
-    else j++;
-  }
-  return result;
+  const pairs = align(before, after);
+  const [left, right] = [new Set(pairs.map(([index]) => index)), new Set(pairs.map(([, index]) => index))];
+  return [before.map((_, index) => !left.has(index)), after.map((_, index) => !right.has(index))];
 }

@@ -52,6 +52,9 @@ function createShade(weights: Float64Array, rows: number, columns: number): HTML
   });
 }
 
+/** Return a picture as the address of a PNG file. */
+export const createPictureUrl = (encoded: EncodedArray): string => createPicture(encoded).toDataURL();
+
 /** Return the height of a picture with this width. */
 export function findHeight(picture: EncodedArray, width: number): number {
   return Math.round((width * at(picture.shape, 0)) / at(picture.shape, 1));

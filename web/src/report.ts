@@ -4,6 +4,7 @@ import type { Series } from "./client.js";
 import type { Figure } from "./figures.js";
 import type { Palette } from "./palette.js";
 import { fitText, measureText, PlacedSurface, type Surface } from "./surface.js";
+import { ROLE_NAMES } from "./trace.js";
 
 /** The widest column, and the distance of columns and rows, relative to the size of the text. */
 const [WIDEST_COLUMN, COLUMN_GAP, ROW_HEIGHT] = [23, 1.7, 1.9];
@@ -50,6 +51,15 @@ export interface Curve {
   lastStep: number;
   low: number;
   high: number;
+}
+
+/** Return the curves with names that differ: several may show the same value, of training and of the dev set, or of roles. */
+export function nameCurves(curves: readonly Series[]): Series[] {
+  return curves.map((curve) => {
+    const isShared = curves.filter((each) => each.name === curve.name).length > 1;
+    const which = curve.role ? ROLE_NAMES[curve.role].toLowerCase() : curve.validated ? "dev set" : "training";
+    return { ...curve, name: `${curve.name.replaceAll("_", " ")}${isShared ? `, ${which}` : ""}` };
+  });
 }
 
 /** Format the end of an axis in a few characters. */

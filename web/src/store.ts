@@ -14,8 +14,8 @@ const MANY_TOKENS = 200;
 /** The server keeps more documents, but those in the memory of the page are shown at once. */
 const MOST_DOCUMENTS = 32;
 
-/** Changes of the URL closer than this, in milliseconds, are one gesture. Browsers limit how often a page writes its URL. */
-const GESTURE = 300;
+/** The URL is written when nothing was shown anew for this time, in milliseconds. Browsers limit how often a page writes it. */
+const SETTLED = 300;
 /** The sources that the page remembers, so that they can be exported together. */
 const MOST_VISITS = 8;
 
@@ -59,7 +59,7 @@ export class Store extends EventTarget {
   private future: Computed[] = [];
   private readonly documents = new Documents();
   private controller = new AbortController();
-  private gesture: ReturnType<typeof setTimeout> | undefined;
+  private unwritten: ReturnType<typeof setTimeout> | undefined;
 
   constructor(readonly client: Client) {
     super();
@@ -157,19 +157,18 @@ export class Store extends EventTarget {
     return Boolean(this.state.text.trim());
   }
 
-  /** Change what is shown. The URL is written at once, and the further changes of a gesture when the gesture ends. */
+  /** Change what is shown. The URL is written when the changes have settled. */
   show(changes: Partial<State>): void {
     this.state = { ...this.state, ...changes };
-    if (this.gesture === undefined) this.writeUrl();
-    clearTimeout(this.gesture);
-    this.gesture = setTimeout(() => this.writeUrl(), GESTURE);
+    clearTimeout(this.unwritten);
+    this.unwritten = setTimeout(() => this.writeUrl(), SETTLED);
     this.notify();
   }
 
   /** Write the state to the URL now. */
   writeUrl(): void {
-    clearTimeout(this.gesture);
-    this.gesture = undefined;
+    clearTimeout(this.unwritten);
+    this.unwritten = undefined;
     const fragment = `#${writeFragment(this.state)}`;
     if (fragment !== (location.hash || "#")) history.replaceState(null, "", fragment);
   }
@@ -249,7 +248,7 @@ export class Store extends EventTarget {
   }
 
   private move(changes: Partial<State>): void {
-    if (this.gesture !== undefined) this.writeUrl();
+    if (this.unwritten !== undefined) this.writeUrl();
     this.state = { ...this.state, ...changes };
     history.pushState(null, "", `#${writeFragment(this.state)}`);
     void this.load();

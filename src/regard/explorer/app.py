@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 
 from regard.errors import RegardError
@@ -80,6 +81,7 @@ def create_site(access: Access, **options: Any) -> FastAPI:
     # The pages that FastAPI generates for an API load scripts from elsewhere.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, **options)
     app.include_router(files)
+    app.add_middleware(GZipMiddleware, compresslevel=5)
     app.add_middleware(SecurityMiddleware, access=access)
     for kind in (RequestError, RegardError, Exception):
         app.add_exception_handler(kind, _report_error)

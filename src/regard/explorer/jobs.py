@@ -99,6 +99,7 @@ class Worker:
         try:
             while (value := await self.run(next, steps, _END, connection=connection)) is not _END:
                 yield _to_line(value)
+                await asyncio.sleep(0)  # a client that has disconnected meanwhile ends the iteration here
         except Exception as error:  # the status was sent already, so the last line reports the failure
             yield _to_line(RequestError.of(error).document)
         finally:

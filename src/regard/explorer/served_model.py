@@ -34,6 +34,7 @@ from regard.formatting import quantity, to_json
 from regard.inspection.trace.trace import Trace
 from regard.inspection.views import curves
 from regard.models.settings import IMAGE, TEXT
+from regard.runs.events import find_attention
 from regard.runs.folder import RunFolder, open_model
 from regard.runs.pairs import HeldOutPairs, read_held_out
 from regard.runs.stored_checkpoint import Checkpoint
@@ -96,10 +97,11 @@ class ServedModel:
 
     @cached_property
     def card(self) -> dict[str, Any]:
-        """The settings, the learning curves and the metrics of the run."""
+        """The settings, the learning curves and the metrics of the run, and what is wrong with the model."""
         return {
             "settings": to_yaml(self.model.settings),
             "curves": self._read_curves(),
+            "warnings": self._find_warnings(),
             "metrics": self.summary["metrics"],
         }
 
@@ -219,11 +221,19 @@ class ServedModel:
             {
                 "name": panel.name,
                 "validated": curve.validated,
+                "role": curve.role,
                 "points": [list(point) for point in zip(curve.steps, curve.values, strict=True)],
             }
             for panel in panels
             for curve in panel.curves
         ]
+
+    def _find_warnings(self) -> list[str]:
+        """Return what training reported about the checkpoint: heads that do not use their input."""
+        name = self.checkpoint.path.name
+        average = name if name.startswith("average-") else None
+        attention = find_attention(self.folder.events, self.checkpoint.step, average)
+        return list(filter(None, [attention.describe_dead_heads()])) if attention else []
 
 
 def summarize_model(model: Model) -> dict[str, Any]:

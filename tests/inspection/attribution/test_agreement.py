@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.inspection.attribution.agreement import kendall, rank, spearman
+from regard.inspection.attribution.agreement import kendall, overlap, rank, spearman
 
 
 def test_equal_numbers_share_the_average_of_their_ranks() -> None:
@@ -23,6 +23,13 @@ def test_correlations_with_ties() -> None:
     assert spearman(first, second) == pytest.approx(2.25 / 4.5)
     # Pairs: + + + (first, others), 0 (tie in the first), − (2, 3 against 3, 2), 0 (tie in the second).
     assert kendall(first, second) == pytest.approx((3 - 1) / np.sqrt(5 * 5))
+
+
+def test_the_overlap_is_the_common_share() -> None:
+    assert overlap([3, 1, 0], [0, 2, 2]) == pytest.approx(0.25)  # 3/4 1/4 0 and 0 1/2 1/2
+    assert overlap([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert overlap([1, 0], [0, 1]) == 0
+    assert overlap([0, 0], [0, 1]) is None
 
 
 def test_opposite_orders_have_the_correlation_minus_one() -> None:

@@ -17,7 +17,7 @@ import type { AttributionPanel } from "./attribution-panel.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent, CellFigure } from "./canvas-figure.js";
-import { renderHypotheses, renderMapControls, renderRefusal, renderSegments } from "./controls.js";
+import { renderHypotheses, renderMapControls, renderRefusal, renderSegments, renderUnits } from "./controls.js";
 import "./row-editor.js";
 import "./scale-legend.js";
 
@@ -135,13 +135,13 @@ export class AttentionView extends View {
     const { view, colors, rows } = this.store.state;
     return html`
       <div class="stack">
-        <div class="row">
+        <tool-bar class="row" aria-label="What is shown">
           ${renderSegments<ViewName>("View", [["matrix", "Matrix"], ["lines", "Lines"], ["grid", "Heads"], ["text", "Text"]], view, (value) => this.store.show({ view: value }))}
           ${renderMapControls(this.store)}
-          ${renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], this.store.words ? "word" : "token", (value) => this.store.show({ words: value === "word" }))}
+          ${renderUnits(this.store)}
           ${renderSegments<ColorScale>("Colors", [["fixed", "Colors fixed"], ["row", "per row"]], colors, (value) => this.store.show({ colors: value }))}
           ${this.renderMethods()} ${renderHypotheses(this.store)}
-        </div>
+        </tool-bar>
         <div class="body">
           <div class="matrices">
             <section class="panel plot stack" aria-label=${this.nameMap(map)}>

@@ -1,7 +1,8 @@
 /** An attribution beside the attention weights, with the rank agreement of both. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, property } from "lit/decorators.js";
-import { METHOD_MEANINGS, METHOD_NAMES, METHODS, selectScores, type Attribution, type Method } from "../attribution.js";
+import { fadeRows, METHOD_MEANINGS, METHOD_NAMES, METHOD_UNITS, METHODS, selectScores, type Attribution, type Method, type Scores } from "../attribution.js";
+import { at } from "../arrays.js";
 import { changesModel } from "../edits.js";
 import { MatrixFigure, type Cell, type Frame } from "../figures.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
@@ -43,7 +44,7 @@ export class AttributionPanel extends View {
     this.computeResult("attribution", this.store.describeAttribution(this.method));
   }
 
-  private get map(): SelectedMap | null {
+  private get map(): Scores | null {
     const { attribution } = this;
     return attribution && this.store.trace ? selectScores(attribution, this.store.trace, this.store.words) : null;
   }
@@ -51,7 +52,7 @@ export class AttributionPanel extends View {
   /** Return the matrix of the scores; null before they are computed. */
   createFigure(frame: Frame): MatrixFigure | null {
     const { map } = this;
-    return map && new MatrixFigure({ ...frame, weights: map.weights, axes: map.axes, colors: "signed" });
+    return map && new MatrixFigure({ ...frame, weights: fadeRows(map), axes: map.axes, colors: "signed" });
   }
 
   private frame(map: SelectedMap): Frame {
@@ -74,15 +75,15 @@ export class AttributionPanel extends View {
     </section>`;
   }
 
-  private renderScores(map: SelectedMap): TemplateResult {
+  private renderScores(map: Scores): TemplateResult {
     const focus = this.focusIn(map);
     const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);
     return html`
       <canvas-figure .figure=${this.createFigure(this.frame(map))} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${map.title} description="Arrow keys move in both matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
-      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row.
-        <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative.</span></p>
+      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row, whose total effect is <span id="effect">${formatSmall(at(map.effects, focus.row))}${METHOD_UNITS[this.method] ?? ""}</span>.
+        <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative. The smaller the total effect of a row, the fainter it is.</span></p>
       ${this.renderAgreement()}
       ${this.store.state.edits.some(changesModel)
         ? html`<p class="muted small">The scores explain the model without the masks and the edits of attention.</p>`
@@ -93,11 +94,11 @@ export class AttributionPanel extends View {
   private renderAgreement(): TemplateResult {
     const computed = METHODS.map((method) => this.find(method)).filter((each) => each !== undefined);
     return html`<table id="agreement">
-      <caption class="muted small">Rank agreement with the attention weights of the last layer, averaged over heads and steps. 1: the same order.</caption>
-      <thead><tr><th>Method</th><th class="number">Spearman</th><th class="number">Kendall</th></tr></thead>
+      <caption class="muted small">Agreement with the attention weights of the last layer, averaged over heads and steps. Rank correlations: 1 is the same order. Overlap: the share on the same tokens.</caption>
+      <thead><tr><th>Method</th><th class="number">Spearman</th><th class="number">Kendall</th><th class="number">Overlap</th></tr></thead>
       <tbody>${computed.map(
         (each) => html`<tr aria-current=${each.method === this.method}>
-          <td>${METHOD_NAMES[each.method]}</td><td class="number">${formatAgreement(each.spearman)}</td><td class="number">${formatAgreement(each.kendall)}</td></tr>`,
+          <td>${METHOD_NAMES[each.method]}</td><td class="number">${formatAgreement(each.spearman)}</td><td class="number">${formatAgreement(each.kendall)}</td><td class="number">${formatAgreement(each.overlap ?? null)}</td></tr>`,
       )}</tbody>
     </table>`;
   }
@@ -108,6 +109,8 @@ export class AttributionPanel extends View {
     this.store.announce(`${labelCell(map, row, column).join(", ")}: ${formatNumber(map.weights.at(row, column))}`);
   }
 }
+
+const formatSmall = (value: number): string => (value === 0 || value >= 0.001 ? formatNumber(value) : value.toExponential(1).replace("-", "−"));
 
 /** All steps may have equal scores or equal weights: then there is no agreement. */
 const formatAgreement = (value: number | null): string => (value === null ? "–" : formatNumber(value, 2));

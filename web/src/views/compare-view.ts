@@ -1,19 +1,38 @@
 /** The tab Compare: two models, or the output with and without the edits, and the difference of their weights. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import { Matrix } from "../arrays.js";
+import { at, type Matrix } from "../arrays.js";
 import type { Colors } from "../color-scale.js";
+import { align, subtract, type Pair } from "../difference.js";
 import { FigureRow, framePaper, MatrixFigure, type Cell, type Figure } from "../figures.js";
 import type { TraceRequest } from "../requests.js";
-import { labelCell, selectMap, type SelectedMap } from "../selection.js";
+import { findSpan, labelCell, selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { findLayers, formatChange, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
-import { renderMapControls } from "./controls.js";
+import { renderMapControls, renderUnits } from "./controls.js";
 
 const ORIGINAL = "original";
+
+/** The maps that are compared, which of their rows have the same tokens, and the difference of these rows. */
+interface Maps {
+  before: SelectedMap | null;
+  after: SelectedMap | null;
+  pairs: Pair[];
+  difference: SelectedMap | null;
+}
+
+/** A matrix, and its focused row. */
+interface Pane {
+  name: string;
+  map: SelectedMap;
+  colors: Colors;
+  row: number | null;
+  /** Whether its rows are the tokens of the other output. */
+  isOther: boolean;
+}
 
 @customElement("compare-view")
 export class CompareView extends View {
@@ -29,6 +48,9 @@ export class CompareView extends View {
 
   /** The traces that are compared. Both are shown when both are computed. */
   @state() private pair: { trace: TraceDocument; other: TraceDocument } | null = null;
+
+  /** The focused row of the other output, if the output has no row of the same token. */
+  @state() private lone: number | null = null;
 
   private get other(): TraceDocument | null {
     return this.pair?.other ?? null;
@@ -70,22 +92,17 @@ export class CompareView extends View {
     return selectMap(trace, this.store.choose({ role, head, hypothesis: 0, layer: own }));
   }
 
-  /** The difference of the weights, where both have the same rows and columns: up to the first different token. */
-  private get difference(): SelectedMap | null {
-    const { trace } = this;
-    if (!trace || !this.other) return null;
-    const [left, right] = [this.select(this.other), this.select(trace)];
-    if (!left || !right || left.weights.columns !== right.weights.columns) return null;
-    const rows = Math.min(left.weights.rows, right.weights.rows);
-    const weights = new Matrix(rows, right.weights.columns).map((_, row, column) => right.weights.at(row, column) - left.weights.at(row, column));
-    const names = right.axes.rows.slice(0, rows).map((token, row) => (token === left.axes.rows[row] ? token : `${left.axes.rows[row]} → ${token}`));
-    return { ...right, weights, axes: { ...right.axes, rows: names }, title: "Difference" };
+  private get maps(): Maps {
+    const before = this.other && this.select(this.other);
+    const after = this.trace && this.select(this.trace);
+    const pairs = before && after ? align(before.axes.rows, after.axes.rows) : [];
+    return { before, after, pairs, difference: before && after && subtract(before, after, pairs) };
   }
 
   override createPaperFigure(fontSize: number): Figure | null {
-    const { panes } = this;
+    const panes = this.listPanes(this.maps);
     const frame = framePaper(fontSize, panes.length);
-    const parts = panes.map(([name, { weights, axes, marks }, colors]) => [name, new MatrixFigure({ ...frame, weights, axes, marks, colors })] as const);
+    const parts = panes.map(({ name, map: { weights, axes, marks }, colors }) => [name, new MatrixFigure({ ...frame, weights, axes, marks, colors })] as const);
     return parts.length ? new FigureRow(parts, fontSize) : null;
   }
 
@@ -93,27 +110,23 @@ export class CompareView extends View {
     return { traces: [this.other, this.trace] };
   }
 
-  /** The matrices: before, after, and their difference. */
-  private get panes(): [name: string, map: SelectedMap, colors: Colors][] {
-    const { trace, store: { model, state: { colors, edits } } } = this;
+  /** The matrices: before, after, and their difference. The focus is on the same token in each. */
+  private listPanes({ before, after, pairs, difference }: Maps): Pane[] {
+    const { trace, store: { model, row, state: { colors, edits } } } = this;
     if (!trace || !this.choices.length) return [];
+    const focused = after && this.lone === null ? findSpan(after.rowSpans, row) : null;
+    const index = pairs.findIndex(([, right]) => right === focused);
     const name = this.choices.find(([id]) => id === this.choice)![1];
-    const panes: [string, SelectedMap | null, Colors][] = [
-      [this.choice === ORIGINAL ? "Without edits" : name, this.other && this.select(this.other), colors],
-      [edits.length ? "With edits" : (model?.name ?? ""), this.select(trace), colors],
-      ["Difference", this.difference, "signed"],
+    const panes = [
+      { name: this.choice === ORIGINAL ? "Without edits" : name, map: before, colors, row: this.lone ?? pairs[index]?.[0] ?? null, isOther: true },
+      { name: edits.length ? "With edits" : (model?.name ?? ""), map: after, colors, row: focused, isOther: false },
+      { name: "Difference", map: difference, colors: "signed" as const, row: index < 0 ? null : index, isOther: false },
     ];
-    return panes.filter((pane): pane is [string, SelectedMap, Colors] => Boolean(pane[1]?.weights.rows));
+    return panes.filter((pane): pane is Pane => Boolean(pane.map?.weights.rows));
   }
 
-  private createFigure(map: SelectedMap, colors: Colors): MatrixFigure {
-    const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
-    return new MatrixFigure({ weights: map.weights, axes: map.axes, marks: map.marks, colors, width, height: 420, fontSize: null, focus: this.focusIn(map), selected: [] });
-  }
-
-  private focusIn(map: SelectedMap): Cell {
-    const { row, state: { column } } = this.store;
-    return { row: Math.min(row, map.weights.rows - 1), column: Math.min(column, map.weights.columns - 1) };
+  private findFocus({ map, row }: Pane): Cell | null {
+    return row === null ? null : { row, column: findSpan(map.columnSpans, this.store.state.column) };
   }
 
   protected override render(): TemplateResult {
@@ -125,63 +138,80 @@ export class CompareView extends View {
             <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`
         : html`<section class="panel stack"><h2>No comparison in this file</h2><p>The tab Compare was not open for this prediction when the file was saved.</p></section>`;
     }
-    const { difference } = this;
+    const { maps } = this;
     return html`
       <div class="stack">
-        <div class="row">
+        <tool-bar class="row" aria-label="What is shown">
           <label class="field">Compare with
             <select id="other" @change=${(event: Event) => this.store.show({ other: (event.target as HTMLSelectElement).value })}>
               ${this.choices.map(([id, text]) => html`<option value=${id} ?selected=${id === this.choice}>${text}</option>`)}
             </select></label>
-          ${renderMapControls(this.store)}
-        </div>
+          ${renderMapControls(this.store)} ${renderUnits(this.store)}
+        </tool-bar>
         ${this.renderFailure()}
-        ${this.other ? this.renderChange(trace, this.other) : html`<p class="panel muted">Computing…</p>`}
+        ${this.other ? this.renderChange(trace, this.other, maps.difference) : html`<p class="panel muted">Computing…</p>`}
         <div class="panes">
-          ${this.panes.map(([title, map, colors]) => this.renderPane(title, map, colors))}
+          ${this.listPanes(maps).map((pane) => this.renderPane(pane))}
         </div>
-        ${this.other && !difference ? html`<p class="muted">The models split the source into different tokens, so their weights have no common columns. Choose words.</p>` : ""}
+        ${maps.before && maps.after && !maps.difference ? html`<p class="muted">The models split the source into different tokens, so their weights have no common columns. Choose words.</p>` : ""}
       </div>
     `;
   }
 
-  private renderChange(trace: TraceDocument, other: TraceDocument): TemplateResult {
+  private renderChange(trace: TraceDocument, other: TraceDocument, difference: SelectedMap | null): TemplateResult {
     const [before, after] = [other.hypotheses[0], trace.hypotheses[0]];
+    const [left, right] = [before?.tokens ?? [], after?.tokens ?? []];
+    const pairs = align(left, right);
     const isSame = before?.text === after?.text;
     return html`<section class="panel stack" aria-label="What changed" id="change">
       <p class="change">${isSame ? "The output is the same." : "The output is different."} <span class="number">${formatChange(before?.score ?? null, after?.score ?? null)}</span></p>
-      <p class="output"><bdi>${before?.text}</bdi> <span class="muted">→</span> ${renderChanged(before?.tokens ?? [], after?.tokens ?? [])}</p>
-      ${this.difference ? html`<p class="muted number">Average change of a row: ${formatPercent(averageChange(this.difference.weights))} of its weight.</p>` : ""}
+      <p class="output">${renderTokens(left, new Set(pairs.map(([token]) => token)))} <span class="muted">→</span> ${renderTokens(right, new Set(pairs.map(([, token]) => token)))}</p>
+      ${difference ? html`<p class="muted number" id="average">${describeAverage(difference.weights, this.store.words ? "word" : "token")}</p>` : ""}
     </section>`;
   }
 
-  private renderPane(name: string, map: SelectedMap, colors: Colors): TemplateResult {
-    const focus = this.focusIn(map);
-    const value = map.weights.rows ? map.weights.at(focus.row, focus.column) : 0;
-    const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);
+  private renderPane(pane: Pane): TemplateResult {
+    const { name, map, colors } = pane;
+    const focus = this.findFocus(pane);
+    const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
+    const figure = new MatrixFigure({ weights: map.weights, axes: map.axes, marks: map.marks, colors, width, height: 420, fontSize: null, focus, selected: [] });
     return html`<section class="panel stack pane" aria-label=${name}>
-      <div><h2>${name}</h2><p class="muted small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${colors === "signed" ? html`${formatNumber(value)}. Blue is more, orange is less.` : formatPercent(value)}</p></div>
-      <canvas-figure .figure=${this.createFigure(map, colors)} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
+      <div><h2>${name}</h2><p class="muted small number">${focus ? describeCell(map, focus, colors) : "The output has no such token."}</p></div>
+      <canvas-figure .figure=${figure} .focused=${focus ?? { row: 0, column: 0 }} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${name} description="Arrow keys move in all matrices"
-        @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
+        @cell-focus=${(event: CellEvent) => this.focusCell(pane, event)} @cell-select=${(event: CellEvent) => this.focusCell(pane, event)}></canvas-figure>
     </section>`;
   }
 
-  private focusCell(map: SelectedMap, event: CellEvent): void {
+  private focusCell({ map, isOther }: Pane, event: CellEvent): void {
     const { row, column } = event.detail;
-    this.store.show({ row, column });
+    const { after, pairs } = this.maps;
+    const pair = pairs.find(([left]) => left === row);
+    this.lone = isOther && !pair ? row : null;
+    if (!isOther) this.store.focus(map, row, column);
+    else if (after && pair) this.store.focus(after, pair[1], column);
+    else this.store.show({ column: at(map.columnSpans, column)[0] });
     this.store.announce(`${labelCell(map, row, column).join(", ")}: ${formatNumber(map.weights.at(row, column))}`);
   }
 }
 
-function renderChanged(before: readonly string[], after: readonly string[]): TemplateResult {
-  return html`<span>${after.map((token, index) => {
-    const text = token.replaceAll("▁", " ");
-    return token === before[index] ? html`<bdi>${text}</bdi>` : html`<mark><bdi>${text}</bdi></mark>`;
+function describeCell(map: SelectedMap, { row, column }: Cell, colors: Colors): TemplateResult {
+  const [rowLabel, columnLabel] = labelCell(map, row, column);
+  const value = map.weights.at(row, column);
+  return html`<bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${colors === "signed" ? html`${formatNumber(value)}. Blue is more, orange is less.` : formatPercent(value)}`;
+}
+
+/** A text whose tokens are marked if the other text does not have them. */
+function renderTokens(tokens: readonly string[], common: ReadonlySet<number>): TemplateResult {
+  return html`<span>${tokens.map((token, index) => {
+    const text = html`<bdi>${token.replaceAll("▁", " ")}</bdi>`;
+    return common.has(index) ? text : html`<mark>${text}</mark>`;
   })}</span>`;
 }
 
-/** The average total variation between two rows. */
-function averageChange(difference: Matrix): number {
-  return difference.data.reduce((sum, value) => sum + Math.abs(value), 0) / 2 / Math.max(difference.rows, 1);
+/** Describe the average total variation between two rows. */
+function describeAverage({ data, rows }: Matrix, unit: string): string {
+  if (!rows) return `The outputs have no ${unit} in common, so no weights are subtracted.`;
+  const change = data.reduce((sum, value) => sum + Math.abs(value), 0) / 2 / rows;
+  return `The weights of ${rows === 1 ? `the one ${unit}` : `the ${rows} ${unit}s`} that both outputs have change by ${formatPercent(change)} on average.`;
 }

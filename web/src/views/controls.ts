@@ -68,6 +68,11 @@ export function renderSegments<T extends string>(
   </span>`;
 }
 
+/** Tokens or words. */
+export function renderUnits(store: Store): TemplateResult {
+  return renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], store.words ? "word" : "token", (value) => store.show({ words: value === "word" }));
+}
+
 /** What went wrong, and a button that tries again. */
 export function renderFailure(message: string, retry: () => void): TemplateResult {
   return html`<div class="panel row failure" role="alert"><p>${message}</p><button type="button" class="retry" @click=${retry}>Retry</button></div>`;

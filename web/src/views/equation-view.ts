@@ -174,11 +174,11 @@ export class EquationView extends View {
     return html`
       <div class="stack">
         ${this.renderFailure()}
-        <div class="row">
+        <tool-bar class="row" aria-label="What is shown">
           ${renderMapControls(this.store, true)} ${this.renderStepControl(part)} ${renderHypotheses(this.store)}
           ${renderSegments<Order>("Order of the keys", [["position", "By position"], ["weight", "By weight"]], this.order(part), (value) => this.store.show({ order: value }))}
           <button type="button" id="play" class="primary" aria-pressed=${this.isPlaying} @click=${() => (this.isPlaying ? this.pause() : this.play())}>${this.isPlaying ? "Pause" : "Play"}</button>
-        </div>
+        </tool-bar>
         <section class="panel stack" aria-label="Equation">
           ${this.renderFormulas(part, figure)} ${this.renderToggles(part)} ${this.renderNote(figure)}
           <div class="plot">

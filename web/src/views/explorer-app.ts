@@ -24,12 +24,14 @@ import "./neighbors-panel.js";
 import "./source-bar.js";
 import type { SourceBar } from "./source-bar.js";
 import "./steps-view.js";
+import "./tool-bar.js";
 import "./translate-view.js";
 
 const SHORTCUTS: readonly (readonly [string, string])[] = [
-  ["1 … 8", "open a tab"],
+  ["1, 2, 3 …", "open a tab, in their order"],
   ["/", "edit the source"],
-  ["← → ↑ ↓", "move between tokens, cells, steps and rows"],
+  ["Esc", "leave a text field"],
+  ["← → ↑ ↓", "move between controls, tokens, cells, steps and rows"],
   ["Home, End", "first, last"],
   ["Space", "select a row of the matrix, or a cell of the picture"],
   ["Enter", "run; open a head"],
@@ -37,6 +39,8 @@ const SHORTCUTS: readonly (readonly [string, string])[] = [
   ["T", "light or dark"],
   ["?", "this list"],
 ];
+
+const FOCUSABLE = "button:not(:disabled), select:not(:disabled), input:not(:disabled), [tabindex='0']";
 
 @customElement("explorer-app")
 export class ExplorerApp extends StoreElement {
@@ -47,7 +51,10 @@ export class ExplorerApp extends StoreElement {
       header { display: flex; align-items: center; gap: var(--space-3); min-height: 52px; flex-wrap: wrap; }
       h1 { font-size: var(--size-3); font-weight: 700; letter-spacing: -0.02em; margin: 0; display: flex; gap: 8px; align-items: center; }
       h1 svg { width: 24px; height: 24px; color: var(--accent); }
+      header tool-bar { display: contents; }
       .actions { margin-inline-start: auto; display: flex; gap: 4px; align-items: center; }
+      .skip { position: fixed; inset: var(--space-2) auto auto var(--space-2); z-index: 7; }
+      .skip:not(:focus) { clip-path: inset(50%); }
       .tabs { display: flex; gap: 2px; border-bottom: 1px solid var(--line-strong); margin: var(--space-3) 0; overflow-x: auto; }
       .tabs button { border: 0; background: none; border-radius: 8px 8px 0 0; padding: 8px 16px; color: var(--muted); border-bottom: 3px solid transparent; font-weight: 550; white-space: nowrap; }
       .tabs button[aria-selected="true"] { color: var(--ink); border-bottom-color: var(--accent); }
@@ -74,6 +81,7 @@ export class ExplorerApp extends StoreElement {
 
   @state() private isTourOpen = false;
   @state() private toast = "";
+  @query("main") private main!: HTMLElement;
   @query("dialog") private help!: HTMLDialogElement;
   @query("source-bar") private sourceBar!: SourceBar;
   @query("export-dialog") private exportDialog!: ExportDialog;
@@ -126,11 +134,13 @@ export class ExplorerApp extends StoreElement {
   protected override render(): TemplateResult {
     const { store } = this;
     return html`
+      <button type="button" class="skip" @click=${() => this.main.focus()}>Skip to the view</button>
       <header>
         <h1>
           <svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" aria-hidden="true"><path d="M2 12s3.6-6.5 10-6.5S22 12 22 12s-3.6 6.5-10 6.5S2 12 2 12Z"></path><circle cx="12" cy="12" r="3" fill="currentColor" stroke="none"></circle></svg>
           regard
         </h1>
+        <tool-bar aria-label="Page">
         ${this.renderModels()}
         <div class="actions">
           <button type="button" class="quiet" id="tour" ?disabled=${!store.trace} @click=${() => (this.isTourOpen = true)}>Tour</button>
@@ -140,16 +150,17 @@ export class ExplorerApp extends StoreElement {
           <button type="button" class="quiet" id="theme" aria-label=${isDark() ? "Use light colors" : "Use dark colors"} @click=${this.toggleTheme}>${isDark() ? "☀" : "☾"}</button>
           <button type="button" class="quiet" id="help" aria-label="Keyboard shortcuts" @click=${() => this.help.showModal()}>?</button>
         </div>
+        </tool-bar>
       </header>
       ${this.renderAbout()}
-      <source-bar .store=${store}></source-bar>
+      <source-bar .store=${store} @run=${() => this.main.focus()}></source-bar>
       <div class="tabs" role="tablist" aria-label="Views" @keydown=${this.moveTab}>
-        ${this.tabs.map((tab) => html`<button type="button" role="tab" id=${`tab-${tab}`} aria-selected=${tab === this.tab} aria-controls="view" tabindex=${tab === this.tab ? 0 : -1} @click=${() => store.show({ tab })}>${TAB_NAMES[tab]}</button>`)}
+        ${this.tabs.map((tab, index) => html`<button type="button" role="tab" id=${`tab-${tab}`} aria-keyshortcuts=${index + 1} aria-selected=${tab === this.tab} aria-controls="view" tabindex=${tab === this.tab ? 0 : -1} @click=${() => store.show({ tab })}>${TAB_NAMES[tab]}</button>`)}
       </div>
       <div class="progress">${store.loading ? html`<i></i>` : ""}</div>
       ${store.error ? renderFailure(`${store.error}${store.trace ? " Below is the last result." : ""}`, () => store.retry()) : ""}
       ${store.trace?.changes && this.tab !== "compare" ? html`<changes-panel .store=${store}></changes-panel>` : ""}
-      <main id="view" role="tabpanel" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.exportDialog.requestUpdate()}>${this.renderView()}</main>
+      <main id="view" role="tabpanel" tabindex="-1" aria-labelledby=${`tab-${this.tab}`} class=${store.loading ? "loading" : ""} aria-busy=${store.loading} @drawn=${() => this.exportDialog.requestUpdate()}>${this.renderView()}</main>
       <div class="hidden" role="status" aria-live="polite" id="announcement">${store.announcement}</div>
       ${this.toast ? html`<div class="toast">${this.toast}</div>` : ""}
       ${this.isTourOpen && store.trace ? html`<guided-tour .store=${store} @close=${this.closeTour}></guided-tour>` : ""}
@@ -228,21 +239,38 @@ export class ExplorerApp extends StoreElement {
       else this.store.undo();
       return;
     }
-    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.help.open || this.exportDialog.isOpen) return;
+    if (isTyping && event.key === "Escape" && !event.isComposing && !this.isDialogOpen) this.main.focus();
+    if (isTyping || event.ctrlKey || event.metaKey || event.altKey || this.isDialogOpen) return;
     const tab = this.tabs[Number(event.key) - 1];
     const actions: Record<string, () => void> = {
       "/": () => this.sourceBar.focusText(),
       "?": () => this.help.showModal(),
       t: () => this.toggleTheme(),
     };
-    const action = tab ? () => this.openTab(tab) : actions[event.key];
+    const action = tab ? () => this.store.show({ tab }) : actions[event.key];
     if (!action) return;
     event.preventDefault();
     action();
   }
 
-  private openTab(tab: Tab): void {
-    if (this.tabs.includes(tab)) this.store.show({ tab });
+  private get isDialogOpen(): boolean {
+    return this.help.open || this.exportDialog.isOpen;
+  }
+
+  protected override willUpdate(): void {
+    const focused = findFocused();
+    if (focused) {
+      const parents = listParents(focused);
+      requestAnimationFrame(() => this.keepFocus(focused, parents));
+    }
+  }
+
+  /** If the control that had the focus was removed or disabled, move the focus to the next one near it, or to the view. */
+  private keepFocus(focused: Element, parents: Element[]): void {
+    if (focused.isConnected && !focused.matches(":disabled")) return;
+    const near = parents.filter((each) => each.isConnected).map((each) => [...each.querySelectorAll<HTMLElement>(FOCUSABLE)]).find((each) => each.length);
+    const next = near?.find((each) => focused.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING) ?? near?.[0];
+    (next ?? this.main).focus();
   }
 
   private toggleTheme(): void {
@@ -262,4 +290,17 @@ export class ExplorerApp extends StoreElement {
     this.store.announce(message);
     setTimeout(() => (this.toast = ""), 3000);
   }
+}
+
+/** Return the element that has the focus, also inside shadow roots. */
+function findFocused(): Element | null {
+  let focused = document.activeElement;
+  while (focused?.shadowRoot?.activeElement) focused = focused.shadowRoot.activeElement;
+  return focused === document.body ? null : focused;
+}
+
+/** Return the elements that contain an element in its document or shadow root, the nearest first. */
+function listParents(element: Element): Element[] {
+  const parent = element.parentElement;
+  return parent ? [parent, ...listParents(parent)] : [];
 }

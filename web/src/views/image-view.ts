@@ -1,9 +1,9 @@
 /** The tab Image: the picture under the weights of each word. Cells can be brushed out. */
 import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
+import type { EncodedArray } from "../arrays.js";
 import type { Figure } from "../figures.js";
-import { isDark } from "../palette.js";
-import { drawWeighted, findHeight, createPictures, SHADES, type Weighted } from "../picture.js";
+import { createPictures, createPictureUrl, drawWeighted, SHADES, type Weighted } from "../picture.js";
 import { selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { formatPercent } from "../trace.js";
@@ -12,16 +12,21 @@ import { View } from "./base.js";
 import { renderMapControls, renderRefusal, renderSegments } from "./controls.js";
 import "./scale-legend.js";
 
-const SIZE = 480;
+/** The space that is left for what is above a picture. */
+const ABOVE = "340px";
 
 @customElement("image-view")
 export class ImageView extends View {
   static override styles = [
     shared,
     css`
-      .body { display: grid; grid-template-columns: auto minmax(260px, 1fr); gap: var(--space-3); align-items: start; }
-      @media (max-width: 800px) { .body { grid-template-columns: 1fr; } }
-      canvas { display: block; border-radius: 8px; cursor: crosshair; touch-action: none; max-width: 100%; }
+      .body { display: grid; grid-template-columns: minmax(0, 5fr) minmax(260px, 2fr); gap: var(--space-3); align-items: start; }
+      @media (max-width: 900px) { .body { grid-template-columns: minmax(0, 1fr); } }
+      .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(240px, 100%), 1fr)); gap: var(--space-3); }
+      figure { margin: 0; display: grid; gap: var(--space-1); align-content: start; }
+      .picture { position: relative; cursor: crosshair; touch-action: none; border-radius: 8px; overflow: hidden; }
+      img, canvas { display: block; width: 100%; height: 100%; }
+      .picture i { position: absolute; border: 2px solid var(--accent); outline: 1px solid var(--panel); outline-offset: -3px; pointer-events: none; }
       .words { font-size: var(--size-4); line-height: 1.7; }
       .words button { font-size: inherit; min-height: 0; padding: 0 6px; border: 0; background: none; }
       .words button[aria-pressed="true"] { background: var(--accent-fill); color: var(--on-accent); }
@@ -30,6 +35,8 @@ export class ImageView extends View {
 
   @state() private brushed: readonly number[] = [];
   @state() private cursor = 0;
+  private url = "";
+  private drawn: EncodedArray | null = null;
   @query("canvas") private canvas!: HTMLCanvasElement;
 
   private get map(): SelectedMap | null {
@@ -63,16 +70,22 @@ export class ImageView extends View {
     const { row, state: { hypothesis } } = this.store;
     const tokens = trace.hypotheses[hypothesis]?.tokens ?? [];
     const weight = this.weights?.[this.cursor] ?? 0;
+    const word = tokens[row] === undefined ? "" : ` of “${joinWord([tokens[row]])}”`;
     return html`<div class="stack">
-      <div class="row">
+      <tool-bar class="row" aria-label="What is shown">
         ${renderSegments("Weights", [["smooth", "Smooth"], ["grid", "Grid"]], this.store.state.smooth ? "smooth" : "grid", (value) => this.store.show({ smooth: value === "smooth" }))}
         ${renderMapControls(this.store)}
-      </div>
+      </tool-bar>
       <div class="body">
         <section class="panel stack" aria-label="Picture">
-          <canvas width=${SIZE} height=${findHeight(trace.source.picture, SIZE)} tabindex="0" role="application" aria-roledescription="picture"
-            aria-label="The picture under the weights of the selected word. Arrow keys move between cells${this.store.client.isLive ? ", the space bar brushes a cell out" : ""}"
-            @pointerdown=${this.brush} @pointermove=${(event: PointerEvent) => event.buttons && this.brush(event)} @keydown=${this.move}></canvas>
+          <div class="pictures">
+            ${this.renderPicture("Image", html`<img src=${this.url} alt="The image as the model reads it" draggable="false" />`)}
+            ${this.renderPicture(
+              html`Weights<bdi>${word}</bdi>`,
+              html`<canvas tabindex="0" role="application" aria-roledescription="picture" @keydown=${this.move}
+                aria-label="The picture under the weights of the selected word. Arrow keys move between cells${this.store.client.isLive ? ", the space bar brushes a cell out" : ""}"></canvas>`,
+            )}
+          </div>
           ${this.map ? html`<scale-legend .scale=${{ ...SHADES }}></scale-legend>` : ""}
         </section>
         <section class="panel stack" aria-label="Caption">
@@ -83,6 +96,26 @@ export class ImageView extends View {
         </section>
       </div>
     </div>`;
+  }
+
+  /** A picture as large as the window allows, with the focused cell. */
+  private renderPicture(name: TemplateResult | string, content: TemplateResult): TemplateResult {
+    const { picture, grid } = this.store.trace!.source;
+    const [height, width] = picture!.shape;
+    const [rows, columns] = grid!;
+    const [left, top] = [this.cursor % columns, Math.floor(this.cursor / columns)];
+    const place = `left:${(100 * left) / columns}%;top:${(100 * top) / rows}%;width:${100 / columns}%;height:${100 / rows}%`;
+    return html`<figure>
+      <figcaption class="muted small">${name}</figcaption>
+      <div class="picture" .style=${`aspect-ratio:${width}/${height};max-width:max(240px, calc((100vh - ${ABOVE}) * ${width} / ${height}))`}
+        @pointerdown=${this.brush} @pointermove=${(event: PointerEvent) => event.buttons && this.brush(event)}>${content}<i .style=${place}></i></div>
+    </figure>`;
+  }
+
+  protected override willUpdate(): void {
+    const picture = this.store.trace?.source.picture ?? null;
+    if (picture && picture !== this.drawn) this.url = createPictureUrl(picture);
+    this.drawn = picture;
   }
 
   /** Cells that the model shall not see. */
@@ -104,7 +137,7 @@ export class ImageView extends View {
 
   private brush(event: PointerEvent): void {
     const [rows, columns] = this.store.trace!.source.grid!;
-    const bounds = this.canvas.getBoundingClientRect();
+    const bounds = (event.currentTarget as HTMLElement).getBoundingClientRect();
     const row = Math.floor(((event.clientY - bounds.top) / bounds.height) * rows);
     const column = Math.floor(((event.clientX - bounds.left) / bounds.width) * columns);
     if (row < 0 || column < 0 || row >= rows || column >= columns) return;
@@ -130,19 +163,15 @@ export class ImageView extends View {
     super.updated(changed);
     const weighted = this.weigh(this.weights);
     if (!this.canvas || !weighted) return;
+    this.canvas.width = this.canvas.clientWidth * devicePixelRatio;
+    this.canvas.height = this.canvas.clientHeight * devicePixelRatio;
     const context = this.canvas.getContext("2d")!;
     const [rows, columns] = weighted.grid;
     const { width, height } = this.canvas;
     drawWeighted(context, weighted);
-    const mark = (cell: number, color: string): void => {
-      const x = ((cell % columns) * width) / columns;
-      const y = (Math.floor(cell / columns) * height) / rows;
-      context.fillStyle = color;
-      context.fillRect(x, y, width / columns, height / rows);
-    };
-    this.brushed.forEach((cell) => mark(cell, "rgba(217, 130, 43, 0.75)"));
-    context.strokeStyle = isDark() ? "#8ab0ff" : "#2b5fd9";
-    context.lineWidth = 2;
-    context.strokeRect(((this.cursor % columns) * width) / columns, (Math.floor(this.cursor / columns) * height) / rows, width / columns, height / rows);
+    context.fillStyle = "rgba(217, 130, 43, 0.75)";
+    for (const cell of this.brushed) {
+      context.fillRect(((cell % columns) * width) / columns, (Math.floor(cell / columns) * height) / rows, width / columns, height / rows);
+    }
   }
 }

@@ -3,7 +3,7 @@ import { css, html, svg, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import type { ModelCard, ModelSummary, Series } from "../client.js";
 import type { Figure } from "../figures.js";
-import { formatTick, ModelFigure, scaleCurve } from "../report.js";
+import { formatTick, ModelFigure, nameCurves, scaleCurve } from "../report.js";
 import { shared } from "../styles.js";
 import { ROLE_NAMES } from "../trace.js";
 import { View } from "./base.js";
@@ -13,8 +13,9 @@ export class ModelView extends View {
   static override styles = [
     shared,
     css`
-      .body { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); gap: var(--space-3); align-items: start; }
+      .body { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: var(--space-3); align-items: start; }
       dl { display: grid; grid-template-columns: max-content 1fr; gap: 6px var(--space-3); margin: 0; }
+      .warnings { border-inline-start: 3px solid var(--bad); padding-inline-start: var(--space-2); display: grid; gap: var(--space-1); }
       dt { color: var(--muted); }
       dd { margin: 0; }
       pre { margin: 0; max-height: 420px; overflow: auto; font-size: var(--size-1); line-height: 1.45; background: var(--page); padding: var(--space-2); border-radius: 8px; }
@@ -36,7 +37,7 @@ export class ModelView extends View {
     if (!model || !this.card) return null;
     const facts = [...this.listFacts(model)].map(([name, value]) => `${name}: ${value}`);
     const attentions = model.attentions.map((each) => `${nameAttention(each)}: ${each.equation}`);
-    return new ModelFigure(model.name, [model.architecture, facts.join(", "), ...new Set(attentions)], this.card.curves ?? [], fontSize);
+    return new ModelFigure(model.name, [model.architecture, facts.join(", "), ...new Set(attentions)], nameCurves(this.card.curves ?? []), fontSize);
   }
 
   private listFacts(model: ModelSummary): [name: string, value: string][] {
@@ -66,6 +67,7 @@ export class ModelView extends View {
         <dl>
           ${this.listFacts(model).map(([name, value]) => html`<dt>${name}</dt><dd class="number">${value}</dd>`)}
         </dl>
+        ${this.card?.warnings?.length ? html`<div class="warnings" role="note"><h3>Warnings of training</h3>${this.card.warnings.map((text) => html`<p class="small">${text}</p>`)}</div>` : ""}
         <h3>Attention</h3>
         <table>
           <thead><tr><th>Role</th><th>Layer</th><th>Heads</th><th>Equation</th></tr></thead>
@@ -79,7 +81,7 @@ export class ModelView extends View {
 
   private renderCard(card: ModelCard): TemplateResult {
     return html`
-      ${card.curves?.length ? html`<section class="panel stack" aria-label="Learning curves"><h2>Learning curves</h2>${card.curves.map((series) => renderCurve(series))}</section>` : ""}
+      ${card.curves?.length ? html`<section class="panel stack" aria-label="Learning curves"><h2>Learning curves</h2>${nameCurves(card.curves).map((series) => renderCurve(series))}</section>` : ""}
       <section class="panel stack" aria-label="Settings"><h2>Settings</h2><pre tabindex="0" role="group" aria-label="Settings as YAML">${card.settings}</pre></section>
     `;
   }

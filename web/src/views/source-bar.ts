@@ -28,10 +28,11 @@ export class SourceBar extends StoreElement {
       .file:hover { background: var(--hover); }
       .file:focus-within { outline: 2.5px solid var(--accent); outline-offset: 2px; }
       .file input { position: absolute; inset: 0; opacity: 0; cursor: pointer; }
-      #examples { flex: 0 1 15em; min-width: 0; }
+      tool-bar { display: flex; gap: var(--space-2); min-width: 0; }
+      #examples { width: 15em; flex: 0 1 auto; min-width: 0; }
       @media (max-width: 860px) {
         textarea, .image { flex-basis: 100%; }
-        #examples { flex: 1; }
+        tool-bar, #examples { flex: 1; }
         #run { margin-inline-start: auto; }
       }
     `,
@@ -49,8 +50,10 @@ export class SourceBar extends StoreElement {
     return html`
       <form @submit=${this.submit}>
         ${this.store.readsImages ? this.renderFile() : this.renderText()}
-        ${examples.length > 1 ? this.renderExamples(examples) : ""}
-        ${client.isLive ? this.renderRun() : ""}
+        <tool-bar aria-label="Examples and search">
+          ${examples.length > 1 ? this.renderExamples(examples) : ""}
+          ${client.isLive ? this.renderRun() : ""}
+        </tool-bar>
       </form>
       ${this.renderReading()}
       ${client.isLive ? "" : html`<p class="muted small" id="saved">A saved page: it shows what was computed. To change the source or the edits, run <code>regard explore</code>.</p>`}
@@ -119,7 +122,7 @@ export class SourceBar extends StoreElement {
   private press(event: KeyboardEvent): void {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    this.submit(event);
+    this.textarea!.form!.requestSubmit();
   }
 
   private submit(event: Event): void {
@@ -127,6 +130,7 @@ export class SourceBar extends StoreElement {
     const text = this.textarea?.value ?? "";
     if (this.textarea && text !== this.store.state.text) this.store.compute({ text, edits: [], row: null, column: 0 });
     else this.store.retry();
+    this.dispatchEvent(new Event("run"));
   }
 
   private async openFile(event: Event): Promise<void> {

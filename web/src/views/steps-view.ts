@@ -1,14 +1,14 @@
 /** The tab Steps: walk through the decoding. */
-import { css, html, nothing, svg, type TemplateResult } from "lit";
+import { css, html, nothing, svg, type PropertyValues, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { at } from "../arrays.js";
-import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_WIDTH, measureBeam, NODE_TEXT, placeBeam, type PlacedNode } from "../beam.js";
-import { findForced } from "../edits.js";
+import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_HEIGHT, HALF_WIDTH, listPath, measureBeam, NODE_TEXT, placeBeam, SCORE_Y, TOKEN_Y, type PlacedNode } from "../beam.js";
+import { findForced, mergeEdit } from "../edits.js";
 import { BarsFigure, FigureRow, ScaledFigure, type Figure } from "../figures.js";
 import { shared } from "../styles.js";
-import { formatNumber, formatPercent, labelToken, toProbability, type Step } from "../trace.js";
+import { formatNumber, formatPercent, labelToken, toProbability, type Edit, type Step } from "../trace.js";
 import { View } from "./base.js";
-import { renderHypotheses } from "./controls.js";
+import { renderHypotheses, renderRefusal } from "./controls.js";
 
 @customElement("steps-view")
 export class StepsView extends View {
@@ -33,16 +33,27 @@ export class StepsView extends View {
       dt { color: var(--muted); font-size: var(--size-1); }
       dd { margin: 0; font-size: var(--size-4); font-weight: 650; line-height: 1.2; }
       svg text { font-size: 13px; fill: var(--ink); dominant-baseline: central; }
+      svg .score { font-size: 11px; fill: var(--muted); font-variant-numeric: tabular-nums; }
+      svg .node { cursor: pointer; outline: none; }
+      svg .node:is(:hover, :focus-visible) .box { stroke: var(--accent); stroke-width: 2.5; stroke-dasharray: none; }
       svg .edge { fill: none; stroke: var(--line-strong); stroke-width: 1.3; }
       svg .box { fill: var(--panel); stroke: var(--line-strong); }
       svg .kept .box { stroke: var(--accent); }
       svg .finished .box { fill: var(--accent-fill); stroke: var(--accent-fill); }
       svg .finished text { fill: var(--on-accent); font-weight: 600; }
-      svg .pruned text { fill: var(--muted); text-decoration: line-through; }
+      svg .pruned text { fill: var(--muted); }
       svg .pruned .box { stroke-dasharray: 3 3; }
       svg .path { stroke: var(--accent); stroke-width: 2.5; }
       svg .now { fill: var(--tint); }
       svg .step { fill: var(--muted); font-size: 11px; }
+      #beam {
+        /* A shadow at each side at which there are more steps. */
+        --shadow: color-mix(in srgb, var(--ink) 28%, transparent);
+        background: linear-gradient(to right, var(--panel) 40%, transparent) left / 40px 100% no-repeat local,
+          linear-gradient(to left, var(--panel) 40%, transparent) right / 40px 100% no-repeat local,
+          linear-gradient(to right, var(--shadow), transparent) left / 12px 100% no-repeat, linear-gradient(to left, var(--shadow), transparent) right / 12px 100% no-repeat;
+        scrollbar-width: thin; scrollbar-color: var(--line-strong) transparent;
+      }
       .legend { display: flex; gap: var(--space-3); }
       .legend span::before { content: ""; display: inline-block; width: 14px; height: 10px; margin-inline-end: 6px; border-radius: 3px; border: 1.5px solid var(--line-strong); }
       .legend .kept::before { border-color: var(--accent); }
@@ -54,6 +65,9 @@ export class StepsView extends View {
       .entropy button[aria-current="step"] i { background: var(--accent); }
     `,
   ];
+
+  /** The step that the tree was scrolled to. */
+  private visible = 0;
 
   private get steps(): Step[] {
     return this.store.trace?.steps[this.store.state.hypothesis] ?? [];
@@ -133,11 +147,13 @@ export class StepsView extends View {
     const { width, height } = measureBeam(placed);
     return html`<section class="panel stack" aria-label="Beam search">
       <div class="row"><h2>Beam search</h2><span class="legend small muted"><span class="kept">kept</span><span class="finished">finished</span><span class="pruned">pruned</span></span></div>
-      <div class="scroll" id="beam" tabindex="0" role="group" aria-label="Candidates of each step">
-        <svg width=${width} height=${height} role="img" aria-label=${`Beam search over ${placed.length} steps`}>
+      <p class="muted small">Below a token is the log-probability of the output up to it. ${this.store.client.isLive ? "Select a token: the output is fixed up to it, and the model decodes the rest again." : ""}</p>
+      ${renderRefusal(this.store, "beam")}
+      <div class="scroll" id="beam" role="group" aria-label="Candidates of each step">
+        <svg width=${width} height=${height}>
           <rect class="now" x=${FIRST_X + this.index * COLUMN - 40} y="0" width=${COLUMN - 12} height=${height} rx="8"></rect>
           ${placed.flatMap((nodes) => nodes.map((node) => svg`<path class="edge ${node.isOnPath ? "path" : ""}" d=${edge(node)}></path>`))}
-          ${placed.map((nodes, step) => svg`<text class="step" x=${FIRST_X + step * COLUMN} y="10" text-anchor="middle">${step + 1}</text>${nodes.map((node) => this.renderNode(node))}`)}
+          ${placed.map((nodes, step) => svg`<text class="step" x=${FIRST_X + step * COLUMN} y="10" text-anchor="middle">${step + 1}</text><g>${nodes.map((node, index) => this.renderNode(node, step, step === this.index && index === Math.max(0, nodes.findIndex((each) => each.isOnPath))))}</g>`)}
         </svg>
       </div>
     </section>`;
@@ -153,31 +169,61 @@ export class StepsView extends View {
     </section>`;
   }
 
-  private renderNode(node: PlacedNode): unknown {
+  private renderNode(node: PlacedNode, step: number, isStop: boolean): unknown {
     const label = labelToken(node.token);
-    return svg`<g class=${node.outcome}>
-      <title>${label}: ${node.outcome}, score ${formatNumber(node.score)}</title>
-      <rect class="box" x=${node.x - 32} y=${node.y - 12} width="64" height="24" rx="6"></rect>
-      <text x=${node.x} y=${node.y} text-anchor="middle">${label.length > 7 ? `${label.slice(0, 6)}…` : label}</text>
+    const select = (event: KeyboardEvent): void => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      this.force(node, step);
+    };
+    return svg`<g class="node ${node.outcome}" role="button" tabindex=${isStop ? 0 : -1}
+      @click=${() => this.force(node, step)} @keydown=${select}>
+      <title>Step ${step + 1}: ${label}, ${node.outcome}, log-probability ${formatNumber(node.score)}</title>
+      <rect class="box" x=${node.x - HALF_WIDTH} y=${node.y - HALF_HEIGHT} width=${2 * HALF_WIDTH} height=${2 * HALF_HEIGHT} rx="6"></rect>
+      <text x=${node.x} y=${node.y + TOKEN_Y} text-anchor="middle">${label.length > 7 ? `${label.slice(0, 6)}…` : label}</text>
+      <text class="score" x=${node.x} y=${node.y + SCORE_Y} text-anchor="middle">${formatNumber(node.score, 2)}</text>
     </g>`;
   }
 
+  /** Fix the output up to a node. A node of the present output is only selected. */
+  private force(node: PlacedNode, step: number): void {
+    const path = listPath(node);
+    const best = this.store.trace!.steps[0] ?? [];
+    const first = path.findIndex((each, position) => each.id !== best[position]?.id);
+    this.go(step);
+    if (node.isOnPath || first < 0 || !this.store.client.isLive) return;
+    const forced = path.slice(first).map(({ id }, index) => ({ kind: "force_token", step: first + index, token: id }));
+    void this.store.changeEdits(forced.reduce<Edit[]>(mergeEdit, this.store.state.edits), "beam");
+  }
+
   private move(event: KeyboardEvent): void {
+    const node = (event.target as Element).closest<SVGElement>(".node");
+    const beside = { ArrowUp: node?.previousElementSibling, ArrowDown: node?.nextElementSibling }[event.key];
+    if (beside) {
+      event.preventDefault();
+      (beside as SVGElement).focus();
+      return;
+    }
     if ((event.target as HTMLElement).tagName === "SELECT") return;
     const targets: Record<string, number> = { ArrowRight: this.index + 1, ArrowLeft: this.index - 1, Home: 0, End: this.steps.length - 1 };
     const target = targets[event.key];
     if (target === undefined || target < 0 || target >= this.steps.length) return;
     event.preventDefault();
     this.go(target);
-    void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>('.prefix [aria-current="step"]')?.focus());
+    void this.updateComplete.then(() => this.shadowRoot!.querySelector<HTMLElement>(node ? ".node[tabindex='0']" : ".prefix [aria-current='step']")?.focus());
   }
 
   private go(row: number): void {
     this.store.show({ row });
     const step = at(this.steps, this.index);
     this.store.announce(`Step ${this.index + 1}: ${labelToken(step.token)}, ${formatPercent(toProbability(step.log_prob))}`);
+  }
+
+  protected override updated(changed: PropertyValues): void {
+    super.updated(changed);
     const beam = this.shadowRoot!.querySelector("#beam");
-    if (beam) beam.scrollLeft = Math.max(0, FIRST_X + this.index * COLUMN - beam.clientWidth / 2);
+    if (beam && this.index !== this.visible) beam.scrollLeft = FIRST_X + this.index * COLUMN - beam.clientWidth / 2;
+    this.visible = this.index;
   }
 }
 

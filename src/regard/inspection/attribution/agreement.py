@@ -1,4 +1,4 @@
-"""The agreement of scores with attention weights: rank correlations of two lists of numbers, with ties."""
+"""The agreement of scores with attention weights: rank correlations of two lists of numbers, with ties, and overlap."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True)
 class Agreement:
-    """The rank correlation of absolute scores and attention weights, for each explained step; None where it is not
-    defined: if all scores or weights are equal, or if there are no weights for the step, as for the end token.
+    """The rank correlation and the overlap of absolute scores and attention weights, for each explained step; None
+    where it is not defined: if all scores or weights are equal (for the overlap, zero), or if there are no weights for
+    the step, as for the end token.
     """
 
     spearman_steps: list[float | None]
     kendall_steps: list[float | None]
+    overlap_steps: list[float | None]
 
     @property
     def spearman(self) -> float | None:
@@ -26,6 +28,13 @@ class Agreement:
     def kendall(self) -> float | None:
         """Kendall's τ_b, averaged over the steps where it is defined."""
         return _average(self.kendall_steps)
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the scores that is on the same tokens as the weights, averaged over the steps where it is
+        defined.
+        """
+        return _average(self.overlap_steps)
 
     def __str__(self) -> str:
         steps = sum(value is not None for value in self.spearman_steps)
@@ -59,6 +68,15 @@ def kendall(first: ArrayLike, second: ArrayLike) -> float | None:
     if not all(differing):
         return None
     return float((signs[0] * signs[1]).sum() / np.sqrt(differing[0] * differing[1]))
+
+
+def overlap(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Return Σ min(aⱼ, bⱼ) of two lists of positive numbers that are divided by their sums: 1 if they are proportional,
+    0 if nothing is positive in both. None if all numbers of a list are 0.
+    """
+    arrays = [np.asarray(values, np.float64) for values in (first, second)]
+    sums = [array.sum() for array in arrays]
+    return float(np.minimum(arrays[0] / sums[0], arrays[1] / sums[1]).sum()) if all(sums) else None
 
 
 def rank(values: ArrayLike) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from regard.errors import ConfigError, check_path
 from regard.inspection import figures
-from regard.inspection.attribution.agreement import Agreement, kendall, spearman
+from regard.inspection.attribution.agreement import Agreement, kendall, overlap, spearman
 from regard.inspection.prediction import (
     START_LABEL,
     Prediction,
@@ -96,15 +96,15 @@ class Attribution:
 
     @property
     def agreement(self) -> Agreement | None:
-        """The rank correlation with the weights of the last cross-attention, averaged over its heads. None if the model
-        has no cross-attention, or if it does not have a memory slot for each token.
+        """The agreement with the weights of the last cross-attention, averaged over its heads. None if the model has no
+        cross-attention, or if it does not have a memory slot for each token.
         """
         return self.measure_agreement()
 
     def measure_agreement(
         self, *, attention: str = "cross", layer: Layer | None = None, head: Head | None = None
     ) -> Agreement | None:
-        """Return the rank correlation with other attention weights. For the arguments, see `Prediction.view`.
+        """Return the agreement with other attention weights. For the arguments, see `Prediction.view`.
 
         >>> attribution.measure_agreement(layer=1, head=3).kendall
         """
@@ -123,10 +123,8 @@ class Attribution:
             (abs(scores_S), weights_TS[step]) if step < len(weights_TS) else None
             for step, scores_S in zip(self.steps, self.scores, strict=True)
         ]
-        return Agreement(
-            [None if pair is None else spearman(*pair) for pair in pairs],
-            [None if pair is None else kendall(*pair) for pair in pairs],
-        )
+        measures = (spearman, kendall, overlap)
+        return Agreement(*([None if pair is None else measure(*pair) for pair in pairs] for measure in measures))
 
     def normalize(self) -> "Attribution":
         """Return the scores with each row divided by the sum of its absolute values."""
@@ -287,4 +285,5 @@ class Attribution:
             "deltas": self.deltas,
             "spearman": None if agreement is None else agreement.spearman,
             "kendall": None if agreement is None else agreement.kendall,
+            "overlap": None if agreement is None else agreement.overlap,
         }
