@@ -133,15 +133,15 @@ def test_an_opened_image_survives_a_reload_with_a_short_url(page: Any, url: str,
     image = tmp_path / "blue.png"
     PIL.Image.new("RGB", (64, 64), "blue").save(image)
     open_page(page, url, "model=2&tab=image")
-    before = page.locator("image-view canvas").evaluate("canvas => canvas.toDataURL()")
+    before = page.locator("image-view canvas").first.evaluate("canvas => canvas.toDataURL()")
     page.locator("input[type=file]").set_input_files(image)
     wait_for_url(page, "text=blue.png")
     page.wait_for_selector("main[aria-busy=false] > *")
-    after = page.locator("image-view canvas").evaluate("canvas => canvas.toDataURL()")
+    after = page.locator("image-view canvas").first.evaluate("canvas => canvas.toDataURL()")
     assert after != before
     page.reload()
     page.wait_for_selector("image-view canvas")
-    assert page.locator("image-view canvas").evaluate("canvas => canvas.toDataURL()") == after
+    assert page.locator("image-view canvas").first.evaluate("canvas => canvas.toDataURL()") == after
     assert len(page.url) < 100
 
 
