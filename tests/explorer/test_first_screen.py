@@ -183,6 +183,8 @@ def test_tokens_that_are_never_predicted_are_hidden_and_unlikely_ones_are_collap
         likely = [each for each in possible if each["id"] == step["id"] or np.exp(each["log_prob"]) >= 0.001]
         assert page.locator("section > .choices button").count() == len(likely)
         assert page.locator("details .choices button").count() == len(possible) - len(likely)
+    page.locator("#tab-steps").click()
+    assert page.locator("[aria-label='Most likely tokens'] ol li").count() == len(possible)
 
 
 def test_the_words_of_a_caption_show_their_weights_over_the_picture(page: Any, url: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests_browser import check_accessibility, needs_axe
 from tests_explorer import FIND_SERVER, LOSE_SERVER, LOST, SOURCE, open_page, read_output, save_download, wait_for_url
 
 pytestmark = pytest.mark.slow
@@ -113,6 +114,17 @@ def test_rows_that_were_set_are_outlined_and_masked_keys_are_hatched(page: Any, 
     svg = export_svg(page, tmp_path)
     assert not re.findall(outline, svg)
     assert re.findall(rf'<path [^>]*stroke="{EDIT_COLOR}"', svg)
+
+
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("tab", ["translate", "attention", "steps"])
+def test_marked_edits_have_no_serious_accessibility_problem(page: Any, url: str, scheme: str, tab: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    edits = ({"kind": "mask_source", "position": 1, "unit": "word"}, {"kind": "force_token", "step": 1, "token": "7"})
+    open_edited(page, url, *edits, fragment=f"&tab={tab}")
+    page.wait_for_timeout(300)  # transitions
+    check_accessibility(page)
 
 
 def test_the_same_edit_twice_is_one_edit(page: Any, url: str) -> None:

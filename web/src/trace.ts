@@ -117,6 +117,12 @@ export function readHeads(entry: AttentionEntry): Matrix[] {
   return splitMatrices(decodeArray(entry));
 }
 
+/** Tokens that a prediction never contains. */
+const NEVER_PREDICTED: ReadonlySet<string> = new Set(["<pad>", "<unk>", "<s>"]);
+
+/** Return the most likely tokens of a step, without those that a prediction never contains. */
+export const listPossible = (step: Step): Candidate[] => step.top.filter(({ token }) => !NEVER_PREDICTED.has(token));
+
 export function findAxes(trace: TraceDocument, role: Role, hypothesis: number): Axes {
   const output = trace.hypotheses[hypothesis]?.tokens ?? [];
   const source = nameSlots(trace);

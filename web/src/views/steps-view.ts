@@ -6,7 +6,7 @@ import { BeamFigure, COLUMN, findStart, FIRST_X, HALF_HEIGHT, HALF_WIDTH, listPa
 import { findForced, mergeEdit } from "../edits.js";
 import { BarsFigure, FigureRow, ScaledFigure, type Figure } from "../figures.js";
 import { shared } from "../styles.js";
-import { formatNumber, formatPercent, labelToken, toProbability, type Edit, type Step } from "../trace.js";
+import { formatNumber, formatPercent, labelToken, listPossible, toProbability, type Edit, type Step } from "../trace.js";
 import { View } from "./base.js";
 import { renderHypotheses, renderRefusal } from "./controls.js";
 
@@ -80,7 +80,7 @@ export class StepsView extends View {
   override createPaperFigure(fontSize: number): Figure | null {
     const step = this.steps[this.index];
     if (!step) return null;
-    const bars = step.top.map((each) => ({ label: each.token, value: toProbability(each.log_prob), isChosen: each.id === step.id }));
+    const bars = listPossible(step).map((each) => ({ label: each.token, value: toProbability(each.log_prob), isChosen: each.id === step.id }));
     const parts: [string, Figure][] = [[`Step ${this.index + 1}`, new BarsFigure("probability", bars, fontSize)]];
     const { placed } = this;
     if (placed) parts.push(["Beam search", new ScaledFigure(new BeamFigure(placed), fontSize / NODE_TEXT)]);
@@ -119,7 +119,7 @@ export class StepsView extends View {
               <div><dt>Entropy</dt><dd class="number">${formatNumber(step.entropy, 2)} <span class="small muted">nats</span></dd></div>
             </dl>
             <ol>
-              ${step.top.map((each) => {
+              ${listPossible(step).map((each) => {
                 const probability = toProbability(each.log_prob);
                 return html`<li class=${each.id === step.id ? "chosen" : ""}><bdi>${labelToken(each.token)}</bdi><span class="bar"><i .style=${`width:${100 * probability}%`}></i></span><span class="number">${formatPercent(probability)}</span></li>`;
               })}

@@ -9,7 +9,7 @@ import { createPictures, drawWeighted, findHeight } from "../picture.js";
 import { drawRibbon, isStacked, layRibbons, type Box, type Ribbon } from "../ribbons.js";
 import { findSpan, selectMap, type MapChoice, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { describeHypothesis, formatPercent, labelToken, toProbability, type Candidate, type Step } from "../trace.js";
+import { describeHypothesis, formatPercent, labelToken, listPossible, toProbability, type Candidate, type Step } from "../trace.js";
 import { findWritten, isSpace, listTokens, type Span } from "../words.js";
 import { View } from "./base.js";
 import { renderLayerAndHead, renderRefusal, renderSegments } from "./controls.js";
@@ -26,8 +26,6 @@ interface Token {
 const MOST_ROWS = 80;
 /** Alternatives that are less likely are listed on request. */
 const UNLIKELY = 0.001;
-/** Tokens that a prediction never contains. */
-const NEVER_PREDICTED: ReadonlySet<string> = new Set(["<pad>", "<unk>", "<s>"]);
 
 const PICTURE_WIDTH = 360;
 
@@ -411,7 +409,7 @@ export class TranslateView extends View {
     const { row, state: { hypothesis } } = this.store;
     const step = trace.steps[hypothesis]?.[row];
     if (!step) return "";
-    const possible = step.top.filter(({ token }) => !NEVER_PREDICTED.has(token));
+    const possible = listPossible(step);
     const isLikely = ({ id, log_prob }: Candidate): boolean => id === step.id || toProbability(log_prob) >= UNLIKELY;
     const likely = possible.filter(isLikely);
     const unlikely = possible.filter((candidate) => !isLikely(candidate));
