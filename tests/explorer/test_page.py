@@ -123,7 +123,7 @@ def test_edits_of_attention_are_decoded_again(page: Any, url: str) -> None:
 
 def test_brushed_cells_of_an_image_are_decoded_again(page: Any, url: str) -> None:
     open_page(page, url, "model=2&tab=image")
-    page.locator("image-view canvas").focus()
+    page.locator("image-view canvas[tabindex]").focus()
     for key in ("ArrowRight", " ", "ArrowDown", " "):
         page.keyboard.press(key)
     apply(page, "#mask-region")

@@ -176,7 +176,10 @@ def test_the_image_is_beside_its_weights_and_fills_the_window(page: Any, url: st
         page.set_viewport_size({"width": width, "height": 900})
         open_page(page, url, "model=2&tab=image")
         page.wait_for_timeout(200)
-        image, weights = page.locator("image-view img").bounding_box(), page.locator("image-view canvas").bounding_box()
+        image, weights = (
+            page.locator("image-view img").bounding_box(),
+            page.locator("image-view canvas[tabindex]").bounding_box(),
+        )
         assert image["y"] == pytest.approx(weights["y"])
         assert (image["width"], image["height"]) == pytest.approx((weights["width"], weights["height"]))
         assert image["x"] + image["width"] < weights["x"]
