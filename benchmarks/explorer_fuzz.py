@@ -187,7 +187,7 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
             "contrast": draw(st.sampled_from([None, "2010", {"step": 0, "token": "1"}])),
             "baseline": "zero", "integration_steps": 2, "previous": draw(st.booleans()), "normalize": False,
         }  # fmt: skip
-    elif path in ("/api/trace", "/api/attention", "/api/export"):
+    elif path in ("/api/trace", "/api/attention"):
         body |= {
             "edits": draw(st.lists(st.sampled_from(list_edits(ATTENTIONS[model])), max_size=2)),
             "queries": draw(st.booleans()), "states": draw(st.booleans()), "candidates": 3,
@@ -195,13 +195,11 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
         }  # fmt: skip
     if path == "/api/attention":
         body["names"] = [ATTENTIONS[model]]
-    if path == "/api/export":
-        body["fragment"] = "tab=attention"
     return draw(values if draw(st.sampled_from([True] + [False] * 9)) else damaged(body))
 
 
 STREAMS: Final = ("/api/corpus", "/api/neighbors", "/api/attribution")
-POSTS: Final = (*STREAMS, "/api/trace", "/api/attention", "/api/corpus/metrics", "/api/export")
+POSTS: Final = (*STREAMS, "/api/trace", "/api/attention", "/api/corpus/metrics")
 GETS: Final = ("/", "/app.js", "/app.css", "/api/models", "/api/models/0/card")
 VISIBLE: Final = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_characters="\x7f"), max_size=30)
 
@@ -259,8 +257,7 @@ def check_response(call: Call, status: int, content: bytes) -> str | None:
             lines = [json.loads(line) for line in content.splitlines()]
             bugs = [line for line in lines if "bug" in line.get("error", {}).get("message", "")]
             return str(bugs) if bugs or not lines else None
-        if call.endpoint != "/api/export":
-            json.loads(content)
+        json.loads(content)
     except (ValueError, KeyError, TypeError) as error:
         return f"the response is not valid: {error!r}"
     return None

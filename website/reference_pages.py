@@ -23,7 +23,7 @@ from regard.runs.settings import RunSettings
 BOUNDS: Final = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 KIND: Final = "kind: "
 HUGE: Final = 10**9
-"""Limits of this size only reject typing errors, and are not printed."""
+"""Limits of this size only reject typos, and are not printed."""
 
 
 def render_commands() -> str:

@@ -57,7 +57,7 @@ Threads = Annotated[int, _NUMBER, Field(gt=0, le=1_024)]
 GpuShare = Annotated[float, _NUMBER, Field(ge=0, le=1_024)]
 """The number of GPUs of a process; several processes may share one."""
 MAX_SEED = 2**63 - 1
-Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED, description="seed of random numbers")]
+Seed = Annotated[int, _NUMBER, Field(ge=0, le=MAX_SEED, description="seed of the random number generator")]
 Column = Annotated[int, _NUMBER, Field(gt=0, le=1_000_000)]
 """The number of a column in a file."""
 

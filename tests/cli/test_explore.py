@@ -68,7 +68,7 @@ def test_the_gallery_needs_no_run(tmp_path: Path) -> None:
 def test_the_gallery_shows_no_run(cli: Run, small_run: RunFolder) -> None:
     done = cli("explore", small_run.path, "--gallery", "--no-browser")
     assert done.returncode == 2
-    assert "Omit either --gallery or RUN" in done.stderr
+    assert "Omit --gallery or RUN" in done.stderr
 
 
 def test_a_server_for_other_machines_needs_a_token(cli: Run, small_run: RunFolder) -> None:

@@ -243,7 +243,7 @@ def test_words_of_a_picture_and_cells_outside_the_grid_are_rejected(captioner: r
     picture = np.zeros((8, 8, 3), np.uint8)
     with pytest.raises(regard.ConfigError, match="this edit changes texts, but the model reads images"):
         captioner.trace(picture, edits=[{"kind": "delete_source", "position": 0}])
-    with pytest.raises(regard.ConfigError, match=r"edits\[0\]: there is no cell 10000: "):
+    with pytest.raises(regard.ConfigError, match=r"edits\[0\]: there is no cell 9999: "):
         captioner.trace(picture, edits=[{"kind": "mask_region", "cells": [9999]}])
 
 

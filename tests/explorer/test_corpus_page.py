@@ -49,7 +49,7 @@ def test_all_models_are_shown_side_by_side_on_the_test_set(page: Any, url: str, 
         correct = sum(map(str.__eq__, predictions, read_column(page, "Reference")))
         row = page.locator("corpus-metrics tr", has_text=run.name).last.inner_text()
         assert f"{100 * correct / PAIRS:.2f}%" in row
-    page.wait_for_selector(f"text=Not compared, because of other test data: {runs[2].name}.")
+    page.wait_for_selector(f"text=Not compared, because their pairs are different or cannot be read: {runs[2].name}.")
 
 
 def test_the_other_pairs_are_predicted_on_request(page: Any, url: str) -> None:
@@ -194,7 +194,7 @@ def test_an_exported_page_contains_the_corpus_of_all_models(page: Any, url: str,
     page.wait_for_selector("corpus-metrics table")
     metrics, table = (page.locator(each).evaluate(read) for each in ("corpus-metrics", "corpus-view"))
     assert metrics == before[0]
-    assert table.split() == before[1].replace("Not compared, because of other test data: captioner.", "").split()
+    assert table.split() == before[1].replace("Not compared, because their pairs are different or cannot be read: captioner.", "").split()
     page.locator("[data-trait=error]").click()
     assert page.locator(ROWS).count() > 0
 

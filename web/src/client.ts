@@ -294,7 +294,7 @@ export class EmbeddedClient implements Client {
 
   async trace(request: TraceRequest): Promise<TraceDocument> {
     const document = this.find(request);
-    if (!document) throw new Error("This file contains other sentences only. Run regard explore to compute new ones.");
+    if (!document) throw new Error("This file does not contain this source. Run regard explore to compute new predictions.");
     return document;
   }
 
@@ -313,11 +313,11 @@ export class EmbeddedClient implements Client {
   }
 
   async evaluateCorpus(): Promise<never> {
-    throw new Error("This file contains the metrics of other pairs only. Run regard explore to compute these.");
+    throw new Error("This file does not contain the metrics of these pairs. Run regard explore to compute them.");
   }
 
   async readEmptyPage(): Promise<string> {
-    throw new Error("An exported page cannot be exported with other data. Save a copy of it.");
+    throw new Error("An exported page cannot be exported again with other data. Save a copy of it.");
   }
 }
 

@@ -161,7 +161,7 @@ const last = (stages: readonly Stage[]): Stage => at(stages, stages.length - 1);
 type ScoreEquation = (inputs: HeadInputs, step: number, toggles: Toggles) => Stage[];
 
 const readQuery = (inputs: HeadInputs, step: number): Term => ({ formula: "q", values: inputs.query.row(step) });
-const readKeys = (inputs: HeadInputs): Stage => stage("Key", "k_j", inputs.key, { isRead: true, note: "What each key offers." });
+const readKeys = (inputs: HeadInputs): Stage => stage("Key", "k_j", inputs.key, { isRead: true, note: "The keys, as the model computes them." });
 
 function multiply(query: Term, keys: Stage[], isScaled: boolean, toggles: Toggles): Stage[] {
   const { formula, values } = last(keys);
@@ -221,7 +221,7 @@ function convolvePast(inputs: HeadInputs, step: number): Stage[] {
   });
   return [
     stage("Past weight", "a_{t−1}", past, { isRead: true, note: "The weights of the previous step, or the sum of all previous steps." }),
-    stage("Convolution", "f = F ∗ a_{t−1}", convolved, { note: "Each filter looks at the previous weights around the key." }),
+    stage("Convolution", "f = F ∗ a_{t−1}", convolved, { note: "Each filter reads the previous weights around the key." }),
     stage("Location", "V f_j", projectRows(convolved, inputs.matrix("score.place.weight"))),
   ];
 }
@@ -235,7 +235,7 @@ const SCORES: Record<string, ScoreEquation> = {
   },
   projected: (inputs, step, toggles) => {
     const query = { formula: "W_Q q", values: inputs.project("query").row(step) };
-    const keys = stage("Projection", "W_K k_j", inputs.project("key"), { isRead: true, note: "The part of this head." });
+    const keys = stage("Projection", "W_K k_j", inputs.project("key"), { isRead: true, note: "The projected keys of this head." });
     return multiply(query, [keys], inputs.mechanism.score["scaled"] !== false, toggles);
   },
   cosine: (inputs, step) => {
@@ -313,7 +313,7 @@ const SCOPES: Record<string, ScopeEquation> = {
         stage("Gaussian", isBias ? "g_j = −{(j − p)²} / {2σ²}" : "g_j = exp(−{(j − p)²} / {2σ²})", values, {
           inputs: [number(isScaled ? "p = S sigmoid({w · tanh(W q)} / √{d})" : "p = S sigmoid(w · tanh(W q))", center)],
           isRead: true,
-          note: `p is the predicted position of ${count}, counted from 0; σ = ${window / 2}. ${isBias ? "The logarithm of the Gaussian is added to the scores." : "The weights are multiplied by it."}`,
+          note: `p is the predicted position of ${count}, counted from 0; σ = ${window / 2}. ${isBias ? "The logarithm of the Gaussian is added to the scores." : "The weights are multiplied by the Gaussian."}`,
           curve,
         }),
       ],

@@ -55,7 +55,7 @@ def command(
     with Export.
     """
     if gallery and runs:
-        raise click.UsageError("--gallery shows no models of yours. Omit either --gallery or RUN.")
+        raise click.UsageError("--gallery does not show your models. Omit --gallery or RUN.")
     paths = () if gallery else runs or (str(find_newest_run()),)
     for path in paths:
         open_model(path, accept_changes=accept_changes)

@@ -135,7 +135,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
     is_eager=True,
     expose_value=False,
     callback=_print_version,
-    help="Print the versions, and the device.",
+    help="Print the versions of regard, Python and torch, and the device.",
 )
 def regard() -> None:
     """Sequence-to-sequence learning with attention: train it, run it fast, and see what it attends to."""

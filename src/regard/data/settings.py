@@ -227,7 +227,7 @@ class _TextSettings(Settings):
     normalization: Literal["none", "nfc", "nfd", "nfkc"] = Field(
         "nfc", description="Unicode normalization form; nfd separates letters from accents, and 한 into ㅎㅏㄴ"
     )
-    lowercase: bool = Field(False, description="read texts in lower case")
+    lowercase: bool = Field(False, description="convert texts to lower case")
     byte_fallback: bool = Field(False, description="encode unseen characters as UTF-8 bytes instead of <unk>")
     symbols: tuple[str, ...] = Field((), description="strings that are never split, for example <url> or <2de>")
     tags: bool = Field(False, description=TAGS)

@@ -289,7 +289,7 @@ def check_index(name: str, index: int, count: int, noun: str, owner: str) -> Non
     """Raise ConfigError unless 0 ≤ index < count."""
     if index >= count:
         accepted = f"Use {name} 0 to {count - 1}, counted from 0." if count else "There is nothing to change."
-        raise ConfigError(f"there is no {noun} {index + 1}: {owner} has {quantity(count, noun)}. {accepted}")
+        raise ConfigError(f"there is no {noun} {index}: {owner} has {quantity(count, noun)}. {accepted}")
 
 
 def check_source(source: Any, reader: SourceReader) -> RawSource:

@@ -186,7 +186,7 @@ def _force_token(predictor: Predictor, task: TraceTask, edit: ForceToken) -> Con
     tokens = task.find_best(predictor).tokens
     if edit.step > len(tokens):
         raise ConfigError(
-            f"there is no step {edit.step + 1}: the prediction has {quantity(len(tokens), 'token')}. Use step 0 to "
+            f"there is no step {edit.step}: the prediction has {quantity(len(tokens), 'token')}. Use step 0 to "
             f"{len(tokens)}, counted from 0."
         )
     prefix = [*tokens[: edit.step], _find_token(predictor.tokenizer, edit.token)]

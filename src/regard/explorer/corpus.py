@@ -78,7 +78,9 @@ class CorpusPredictions:
         rows = self._searches.get(to_json(search, sort_keys=True), [])
         if indices and max(indices) >= len(rows):
             raise RequestError(
-                409, f"Row {max(indices)} is not predicted with this search. Send it to /api/corpus first.", "indices"
+                409,
+                f"Row {max(indices)} has not been predicted with this search. Request /api/corpus with it first.",
+                "indices",
             )
         return [rows[index] for index in indices]
 

@@ -35,7 +35,7 @@ from regard.inspection.attribution.attribution import END_LABEL
 from regard.models.settings import TEXT
 
 MAX_TEXTS: Final = 20_000
-"""The maximum number of training sources that are compared as texts. Of a larger corpus, a random sample is read."""
+"""The maximum number of training sources that are compared as texts. Of more sources, a random sample is kept."""
 
 MAX_PAIRS: Final = 2_000
 """The maximum number of training pairs that are encoded and decoded, evenly spaced in the sample."""

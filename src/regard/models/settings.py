@@ -133,9 +133,7 @@ class TransformerBlocks(Settings):
 class TransformerLayers(TransformerBlocks):
     """The settings that the encoder and the decoder of a Transformer share."""
 
-    positions: Literal["sinusoidal", "learned", "rotary"] = Field(
-        "sinusoidal", description="how a layer knows the positions of tokens"
-    )
+    positions: Literal["sinusoidal", "learned", "rotary"] = Field("sinusoidal", description="positional encoding")
     max_positions: Length = Field(1024, description="number of learned positions")
     gradient_checkpointing: bool = Field(
         False,

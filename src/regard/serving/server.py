@@ -1,7 +1,7 @@
 """The server process, or several that share one port: accept connections, answer, reload, stop.
 
 A server that is asked to stop (SIGTERM, SIGINT) answers every request that has reached it. `docs/server-life.md`
-describes the order, in which `_Server.shutdown` stops.
+describes the steps of `_Server.shutdown`, in their order.
 """
 
 import asyncio
@@ -534,7 +534,7 @@ class _Supervisor:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _wait(self) -> None:
-        """Wait for a signal, for a message of a worker or its end, until a worker must be started, or until the end."""
+        """Wait until a signal or a message arrives, a worker ends, a worker must be started, or the time is over."""
         times = [*self._due, *([] if self._end is None else [self._end])]
         seconds = max(0.0, min(times) - time.monotonic()) if times else None
         pipes = [worker.control for worker in self._workers if not worker.ready and worker.error is None]

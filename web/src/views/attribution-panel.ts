@@ -82,8 +82,8 @@ export class AttributionPanel extends View {
       <canvas-figure .figure=${this.createFigure(this.frame(map))} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${map.title} description="Arrow keys move in both matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
-      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the row, whose total effect is <span id="effect">${formatSmall(at(map.effects, focus.row))}${METHOD_UNITS[this.method] ?? ""}</span>.
-        <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative. The smaller the total effect of a row, the fainter it is.</span></p>
+      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the total effect of this row, <span id="effect">${formatSmall(at(map.effects, focus.row))}${METHOD_UNITS[this.method] ?? ""}</span>.
+        <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative. Rows with a smaller total effect are fainter.</span></p>
       ${this.renderAgreement()}
       ${this.store.state.edits.some(changesModel)
         ? html`<p class="muted small">The scores explain the model without the masks and the edits of attention.</p>`
@@ -94,7 +94,7 @@ export class AttributionPanel extends View {
   private renderAgreement(): TemplateResult {
     const computed = METHODS.map((method) => this.find(method)).filter((each) => each !== undefined);
     return html`<table id="agreement">
-      <caption class="muted small">Agreement with the attention weights of the last layer, averaged over heads and steps. Rank correlations: 1 is the same order. Overlap: the share on the same tokens.</caption>
+      <caption class="muted small">Agreement with the attention weights of the last layer (averaged over its heads), averaged over steps. Rank correlations: 1 is the same order. Overlap: the share of the scores on the same tokens as the weights.</caption>
       <thead><tr><th>Method</th><th class="number">Spearman</th><th class="number">Kendall</th><th class="number">Overlap</th></tr></thead>
       <tbody>${computed.map(
         (each) => html`<tr aria-current=${each.method === this.method}>

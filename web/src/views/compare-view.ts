@@ -136,7 +136,7 @@ export class CompareView extends View {
       return this.store.client.isLive
         ? html`<section class="panel stack"><h2>Nothing to compare with</h2>
             <p>Start the explorer with two models, <code>regard explore runs/a runs/b</code>, or edit this prediction: choose another token in the tab Translate.</p></section>`
-        : html`<section class="panel stack"><h2>No comparison in this file</h2><p>The tab Compare was not open for this prediction when the file was saved.</p></section>`;
+        : html`<section class="panel stack"><h2>No comparison in this file</h2><p>This comparison was not computed before the file was saved.</p></section>`;
     }
     const { maps } = this;
     return html`
@@ -153,7 +153,7 @@ export class CompareView extends View {
         <div class="panes">
           ${this.listPanes(maps).map((pane) => this.renderPane(pane))}
         </div>
-        ${maps.before && maps.after && !maps.difference ? html`<p class="muted">The models split the source into different tokens, so their weights have no common columns. Choose words.</p>` : ""}
+        ${maps.before && maps.after && !maps.difference ? html`<p class="muted">The models split the source into different tokens, so their weights have no common columns. To compare the weights, select Words.</p>` : ""}
       </div>
     `;
   }

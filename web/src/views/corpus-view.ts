@@ -216,7 +216,7 @@ export class CorpusView extends View {
     const compared = new Set(this.compared.map(({ model }) => model));
     const others = models.filter((model) => !compared.has(model));
     if (!client.isLive || this.isRunning || this.isStopped || this.failure || !others.length) return "";
-    return html`<p class="muted small">Not compared, because of other test data: ${others.map(({ name }) => name).join(", ")}.</p>`;
+    return html`<p class="muted small">Not compared, because their pairs are different or cannot be read: ${others.map(({ name }) => name).join(", ")}.</p>`;
   }
 
   private renderCases(): TemplateResult {

@@ -222,7 +222,7 @@ export class EquationView extends View {
 
   private renderCheck(part: Loaded): TemplateResult {
     if (part.trace.edits.some((edit) => edit["attention"] === part.entry.name)) {
-      return html`<p class="check small" id="check">The edits change weights of this attention, so they do not follow from the equation.</p>`;
+      return html`<p class="check small" id="check">The edits change weights of this attention, so the weights do not match the equation.</p>`;
     }
     const error = this.checks.get(part.entry) ?? checkEquation(part.entry, part.mechanism);
     this.checks.set(part.entry, error);

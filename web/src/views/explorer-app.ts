@@ -28,7 +28,7 @@ import "./tool-bar.js";
 import "./translate-view.js";
 
 const SHORTCUTS: readonly (readonly [string, string])[] = [
-  ["1, 2, 3 …", "open a tab, in their order"],
+  ["1, 2, 3 …", "open the first, second, third … tab"],
   ["/", "edit the source"],
   ["Esc", "leave a text field"],
   ["← → ↑ ↓", "move between controls, tokens, cells, steps and rows"],

@@ -83,7 +83,7 @@ export class ExportDialog extends StoreElement {
       <label class="line">Caption <input id="caption" maxlength="1000" /></label>
       <label class="line">Author's note <textarea id="note" rows="2" maxlength="10000"></textarea></label>
       ${visits.length > 1
-        ? html`<fieldset><legend>Examples, besides the present one</legend>
+        ? html`<fieldset><legend>Other examples</legend>
             ${visits.slice(1).map(([key, { state: visited }]) => html`<label class="row"><input type="checkbox" data-example .checked=${this.chosen.has(key)} @change=${() => this.toggle(key)} /><bdi>${store.describeSource(visited)}</bdi></label>`)}
           </fieldset>`
         : ""}

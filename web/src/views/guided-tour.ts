@@ -23,7 +23,7 @@ const STOPS: readonly Stop[] = [
     target: "[aria-label='Output tokens']",
   },
   {
-    title: "Where it looks",
+    title: "Attention weights",
     text: (tour) => `To write “${tour.token}”, the model does not read the whole source equally. The parts that it attends to are highlighted. Point at other output tokens, or move with the arrow keys.`,
     state: { tab: "translate" },
     target: "[aria-label=Alignment]",
@@ -42,7 +42,7 @@ const STOPS: readonly Stop[] = [
   },
   {
     title: "The equation",
-    text: () => "A weight is computed in a few operations: a score for each key, a weight from each score, a weighted sum of the values. These are the real numbers of the model, and the page computes them again to check them.",
+    text: () => "The context is computed in a few operations: a score for each key, a weight from each score, and the weighted sum of the values. These are the real numbers of the model, and the page computes them again to check them.",
     state: { tab: "equation" },
     target: "#check",
   },

@@ -9,9 +9,9 @@ import { View } from "./base.js";
 import { renderProgress, renderSegments } from "./controls.js";
 
 const KINDS: Record<NeighborKind, readonly [name: string, meaning: string]> = {
-  by_encoder: ["Encoder", "Sources with similar encoder states: the cosine of the averages over all positions"],
-  by_state: ["Decoder", "Pairs with a similar decoder state before some token of the target, which is marked: the cosine of the states"],
-  by_text: ["Text", "Sources with a similar text: 1 is an equal text, 0 a text without a common character"],
+  by_encoder: ["Encoder", "Sources with similar encoder states: the cosine of the states, averaged over positions"],
+  by_state: ["Decoder", "Pairs with a similar decoder state at some step: the cosine of the states. The next token of the target is marked"],
+  by_text: ["Text", "Sources with similar text: 1 is the same text, 0 is no character in common"],
 };
 
 @customElement("neighbors-panel")

@@ -56,7 +56,7 @@ export class SourceBar extends StoreElement {
         </tool-bar>
       </form>
       ${this.renderReading()}
-      ${client.isLive ? "" : html`<p class="muted small" id="saved">A saved page: it shows what was computed. To change the source or the edits, run <code>regard explore</code>.</p>`}
+      ${client.isLive ? "" : html`<p class="muted small" id="saved">This is an exported page: it shows what was computed. To change the source or the edits, run <code>regard explore</code>.</p>`}
       ${state.edits.length
         ? html`<div class="row edits" role="group" aria-label="Edits">
             <span class="muted small">Edits</span>

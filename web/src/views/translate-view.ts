@@ -175,7 +175,7 @@ export class TranslateView extends View {
 
   private describeLines(): string {
     const { grid } = this.store.trace!.source;
-    const line = "The line under an output token is its probability.";
+    const line = "The filled part of the line under an output token is its probability.";
     if (!this.map) return `This model has no cross-attention. ${line}`;
     return grid ? `The brighter a part of the picture, the larger its attention weight for the selected word. ${line}` : `The wider a ribbon, the larger the attention weight. ${line}`;
   }

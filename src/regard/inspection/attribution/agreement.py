@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True)
 class Agreement:
-    """The rank correlation and the overlap of absolute scores and attention weights, for each explained step; None
-    where it is not defined: if all scores or weights are equal (for the overlap, zero), or if there are no weights for
-    the step, as for the end token.
+    """The rank correlation and the overlap of absolute scores and attention weights, for each explained step. None
+    where it is not defined: a correlation if all scores or all weights are equal, the overlap if all are zero, and both
+    if the step has no weights, such as the end token.
     """
 
     spearman_steps: list[float | None]

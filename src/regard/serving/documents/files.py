@@ -146,7 +146,7 @@ def _read_archive(name: str, content: bytes, form: Format) -> File:
         raise DataError(f"{name} is damaged: {error}. Save it again.") from None
     chosen = [index for index, member in enumerate(members) if re.fullmatch(form.members, member.filename)]
     if not chosen:
-        raise DataError(f"{name} has no text where files of this format have it. Save it again in this format.")
+        raise DataError(f"{name} contains no text at the places of this format. Save it again in this format.")
     _check_size(f"The text of {name}", sum(len(contents[index]) for index in chosen), MAX_BYTES)
     texts, encodings = [], {}
     for index in chosen:

@@ -1,8 +1,8 @@
 """Office documents: text in paragraphs of XML.
 
 In OpenDocument, a paragraph is text with inline elements, as in HTML. In Office Open XML, a paragraph consists of runs,
-which have a format each: `<w:r><w:rPr><w:b/></w:rPr><w:t>text</w:t></w:r>`. It is read as text in the format of most of
-its characters, in which runs of another format are inline elements. Their tags end one run and start another:
+each with its own format: `<w:r><w:rPr><w:b/></w:rPr><w:t>text</w:t></w:r>`. The format of most characters is that of
+the paragraph, and runs of another format are inline elements. Their tags end one run and start another:
 
     <w:p>‹run text›The ‹/text /run› ‹bold run text›red‹/text /run› ‹run text› house.‹/text /run›</w:p>
 

@@ -19,7 +19,7 @@ def check_xml(name: str, content: bytes) -> None:
 
     def check_encoding(_: str, encoding: str | None, __: int) -> None:
         if encoding is not None and encoding.lower() not in {"utf-8", "utf8", "us-ascii", "ascii"}:
-            raise DataError(f"{name} has the encoding {encoding}. Save it in the encoding UTF-8.")
+            raise DataError(f"{name} has the encoding {encoding}. Save it in UTF-8.")
 
     def check_doctype(_: str, __: str | None, ___: str | None, has_definitions: int) -> None:
         if has_definitions:
@@ -29,7 +29,7 @@ def check_xml(name: str, content: bytes) -> None:
         nonlocal depth
         depth += 1
         if depth > MAX_DEPTH:
-            raise DataError(f"{name}: its elements are nested more than {MAX_DEPTH} deep.")
+            raise DataError(f"{name}: elements are nested more than {MAX_DEPTH} levels deep. Simplify the document.")
 
     def leave(_: str) -> None:
         nonlocal depth
