@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from regard.explorer.app import create_app
+from regard.explorer.gallery import create_gallery
 from regard.explorer.security import Access
 from regard.explorer.served_model import load_models
 from regard.explorer.server import listen
@@ -69,6 +70,12 @@ def take(browser: Any, url: str, scheme: str, complete: str) -> PIL.Image.Image:
     return image.convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE)
 
 
+def save(image: PIL.Image.Image, name: str, folder: Path) -> None:
+    file = folder / f"{name}.png"
+    image.save(file, optimize=True)
+    print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN")
@@ -78,13 +85,12 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     from playwright.sync_api import sync_playwright  # the tests use `serve` without it
 
-    with serve(arguments.runs) as url, sync_playwright() as driver:
+    with serve(arguments.runs) as url, serve_app(create_gallery) as gallery, sync_playwright() as driver:
         path = shutil.which("chromium") or driver.chromium.executable_path
         browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
         for name, (scheme, fragment, complete) in SHOTS.items():
-            file = arguments.out / f"{name}.png"
-            take(browser, f"{url}#text={arguments.text}&{fragment}", scheme, complete).save(file, optimize=True)
-            print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
+            save(take(browser, f"{url}#text={arguments.text}&{fragment}", scheme, complete), name, arguments.out)
+        save(take(browser, gallery, "light", "gallery-view canvas"), "gallery", arguments.out)
         browser.close()
 
 
