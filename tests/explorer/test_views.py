@@ -188,3 +188,31 @@ def test_the_image_is_beside_its_weights_and_fills_the_window(page: Any, url: st
     assert widths[0] < widths[1]
     page.locator("image-view img").click(position={"x": 5, "y": 5})
     assert "the brushed cell" in page.locator("#mask-region").inner_text()
+
+
+def test_another_model_without_the_selected_attention_shows_one_that_it_has(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&model=1&tab=attention&role=encoder-self&layer=1&head=1")
+    page.locator("#model").select_option("0")
+    page.wait_for_selector("attention-view h2:has-text('Cross-attention')")
+    page.locator("#tab-compare").click()
+    page.wait_for_selector("compare-view #change")
+    page.locator("#tab-equation").click()
+    page.wait_for_selector("equation-view #error")
+
+
+def test_an_edited_prediction_has_attributions(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention&method=occlusion")
+    page.wait_for_selector("#agreement")
+    page.get_by_role("group", name="Mask a key").get_by_role("button", name="at all steps").click()
+    page.wait_for_selector("#changes")
+    page.wait_for_selector("text=The scores explain the model without the masks and the edits of attention.")
+    page.wait_for_selector("#agreement")
+    assert page.locator(".failure").count() == 0
+
+
+def test_a_word_that_was_replaced_stays_selected(page: Any, url: str) -> None:
+    open_page(page, url, "text=3 mai 2009&column=4")
+    page.locator("#replacement").fill("m")
+    page.locator("#replace-source").click()
+    page.wait_for_selector("form[aria-label='Edit the source'] b:text-is('m')")
+    assert page.locator("#replacement").input_value() == ""

@@ -48,6 +48,6 @@ def test_the_package_imports_without_warnings_and_only_if_it_is_used() -> None:
     code = (
         "import sys; from regard.serving.detection import detect; from regard.serving.documents import files\n"
         "assert not {'py3langid', 'sentencex', 'torch', 'numpy'} & set(sys.modules)\n"
-        "detect('text', ['en']); files.parse_file('a.txt', b'Text.', 'en', 9)"
+        "detect('text', ['en']); files.read_file('a.txt', b'Text.')"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

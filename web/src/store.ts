@@ -6,7 +6,7 @@ import { mergeEdit } from "./edits.js";
 import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
 import { findInformativeStep, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
-import { findLayers, type Edit, type TraceDocument } from "./trace.js";
+import { findLayers, findRoles, type Edit, type TraceDocument } from "./trace.js";
 
 /** Past this number of source tokens, words are shown instead of tokens. */
 const MANY_TOKENS = 200;
@@ -271,8 +271,8 @@ export class Store extends EventTarget {
     return {
       model,
       source: this.describeEditedSource(),
-      search,
-      target: isPredicted ? null : (this.trace!.hypotheses[hypothesis]?.text ?? null),
+      // A given target is explained without a search.
+      ...(isPredicted ? { search } : { target: this.trace!.hypotheses[hypothesis]?.text ?? null }),
       methods: [method],
     };
   }
@@ -368,9 +368,11 @@ export class Store extends EventTarget {
     this.notify();
   }
 
-  /** Keep the focus inside the new document. */
+  /** Keep the focus and the selected attention inside the new document, which may be of another model. */
   private clamp(): void {
     const trace = this.trace!;
+    const roles = findRoles(trace);
+    if (roles.length && !roles.includes(this.state.role)) this.state = { ...this.state, ...OTHER_MODEL, role: roles[0]! };
     const hypothesis = Math.min(this.state.hypothesis, Math.max(trace.hypotheses.length - 1, 0));
     const rows = trace.hypotheses[hypothesis]?.tokens.length ?? 0;
     const row = this.state.row && Math.min(this.state.row, Math.max(rows - 1, 0));

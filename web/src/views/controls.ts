@@ -15,8 +15,12 @@ const renderOption = (value: string | number, text: string, current: unknown): T
 export function renderMapControls(store: Store, single = false): TemplateResult {
   const { role } = store.state;
   const roles = findRoles(store.trace!);
-  const changeRole = (event: Event): void =>
-    store.show({ role: (event.target as HTMLSelectElement).value as Role, layer: null, rows: [], column: 0, row: 0 });
+  const changeRole = (event: Event): void => {
+    const chosen = (event.target as HTMLSelectElement).value as Role;
+    // The rows of the encoder are source tokens, those of the decoder output tokens.
+    const rows = [role, chosen].includes("encoder-self") ? { rows: [], row: 0 } : {};
+    store.show({ role: chosen, layer: null, column: 0, ...rows });
+  };
   return html`
     ${roles.length > 1
       ? html`<label class="field">Attention

@@ -374,11 +374,15 @@ export class TranslateView extends View {
   private renderSourceEdits(): TemplateResult | string {
     const { word } = this;
     if (!word || !this.store.client.isLive) return "";
-    const { unit, position } = word;
+    const { unit, position, start } = word;
     const replace = (event: Event): void => {
       event.preventDefault();
-      const text = this.shadowRoot!.querySelector<HTMLInputElement>("#replacement")!.value;
-      if (text) this.store.addEdit({ kind: "replace_source", position, unit, text }, "source");
+      const input = this.shadowRoot!.querySelector<HTMLInputElement>("#replacement")!;
+      if (!input.value) return;
+      // The first token of the word stays one of the replacement, which may have fewer tokens.
+      this.store.show({ column: this.store.trace!.source.offsets.findIndex((offset) => offset[0] >= start) });
+      this.store.addEdit({ kind: "replace_source", position, unit, text: input.value }, "source");
+      input.value = "";
     };
     const move = (offset: number): void => this.moveWord(offset);
     return html`<section class="panel stack"><h2>Change the source</h2><form class="row edits" aria-label="Edit the source" @submit=${replace}>
