@@ -231,6 +231,7 @@ def test_the_nearest_training_pairs_are_listed_and_opened(page: Any, url: str, r
         assert neighbors[0] == pairs[0]
         assert page.locator("neighbors-panel li .number").first.inner_text() == "1.00"
         assert set(neighbors) <= set(pairs)
+    wait_for_url(page, "neighbors=by_text")
     page.reload()
     assert read_neighbors(page) == neighbors
     page.locator("neighbors-panel li button").nth(1).click()
