@@ -62,10 +62,10 @@ web: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[explorer]'
 	@touch $@
 
-# The client of Argos Translate needs none of its dependencies, which are large.
+# The client of Argos Translate needs none of its dependencies, which are large. Its package contains a module `tests`.
 .venv/test-ready: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps argostranslate
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/clients argostranslate
 	@touch $@
 
 clean:

@@ -53,14 +53,19 @@ def wait_for_log(folder: Path, text: str, count: int) -> None:
         pass
 
 
+CLIENTS = Path(sys.prefix) / "clients"
+"""A client whose package must not be on the path of the other tests."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "install"),
-    [("libretranslatepy", "libretranslatepy"), ("argostranslate.apis", "--no-deps argostranslate")],
+    [("libretranslatepy", "libretranslatepy"), ("argostranslate.apis", f"--no-deps --target {CLIENTS} argostranslate")],
 )
 def test_a_client_of_libretranslate_works_and_sigterm_ends_the_server(
-    name: str, install: str, small_run: RunFolder, tmp_path: Path
+    name: str, install: str, small_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(CLIENTS)
     client = pytest.importorskip(name, reason=f"{name} is missing; install it with: pip install {install}")
     model = regard.load(small_run.path, device="cpu")
     search = model.settings.training.validation_search.model_dump()
