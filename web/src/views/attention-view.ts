@@ -283,7 +283,7 @@ export class AttentionView extends View {
     const button = (id: string, text: unknown, edit: Edit): TemplateResult =>
       html`<button type="button" id=${id} @click=${() => this.store.addEdit(edit, "attention")}>${text}</button>`;
     return html`<section class="panel stack edits" aria-label="Decode again">
-      <div><h3>Decode again</h3><p class="muted small">Change ${heads === 1 ? "the weights" : typeof head === "number" ? `head ${head + 1}` : "all heads"}${layers.length > 1 ? ` of layer ${layer + 1}` : ""}. The model continues from there.</p></div>
+      <div><h3>Decode again</h3><p class="muted small">Change ${heads === 1 ? "the weights" : typeof head === "number" ? `head ${head + 1}` : "all heads"}${layers.length > 1 ? ` of layer ${layer + 1}` : ""}. The model continues from there. The source stays the same: a masked key has the weight 0.</p></div>
       <div class="row" role="group" aria-label="Mask a key"><span>Mask ${key}</span>
         ${button("mask-key", "here", { kind: "mask_keys", ...target, step, keys })}
         ${button("mask-key-everywhere", "at all steps", { kind: "mask_keys", ...target, step: null, keys })}</div>

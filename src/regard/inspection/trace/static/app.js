@@ -231,7 +231,7 @@ math { font-size: 1.1em; }
         ${i.slice(0,8).map(({weight:d,label:u})=>h`<li><bdi>${u}</bdi><span class="bar"><i .style=${`width:${100*Math.min(1,d)}%`}></i></span><span class="number small">${k(d)}</span></li>`)}
       </ol>
     </section>`}renderEdits(r){let{role:e,hypothesis:t,head:s}=this.store.state,{layer:n}=this.store,i=O(this.store.trace,e,t);if(typeof n!="number")return h`<p class="panel muted small">Choose a single layer to change its weights.</p>`;let a=D(i,n),l=ce(a).length,c={attention:a.name,head:typeof s=="number"?s:null},{row:d,column:u}=this.cell,[p]=m(r.rowSpans,d),g=ot(m(r.columnSpans,u)),b=h`<bdi>“${U(r,d,u)[1]}”</bdi>`,v=(T,S,j)=>h`<button type="button" id=${T} @click=${()=>this.store.addEdit(j,"attention")}>${S}</button>`;return h`<section class="panel stack edits" aria-label="Decode again">
-      <div><h3>Decode again</h3><p class="muted small">Change ${l===1?"the weights":typeof s=="number"?`head ${s+1}`:"all heads"}${i.length>1?` of layer ${n+1}`:""}. The model continues from there.</p></div>
+      <div><h3>Decode again</h3><p class="muted small">Change ${l===1?"the weights":typeof s=="number"?`head ${s+1}`:"all heads"}${i.length>1?` of layer ${n+1}`:""}. The model continues from there. The source stays the same: a masked key has the weight 0.</p></div>
       <div class="row" role="group" aria-label="Mask a key"><span>Mask ${b}</span>
         ${v("mask-key","here",{kind:"mask_keys",...c,step:p,keys:g})}
         ${v("mask-key-everywhere","at all steps",{kind:"mask_keys",...c,step:null,keys:g})}</div>
