@@ -145,7 +145,8 @@ def _nested(annotation: Any) -> Iterator[tuple[str, type[Settings]]]:
         if not issubclass(annotation, Choice) or "registry" not in annotation.__dict__:
             kinds: Mapping[str, type[Settings]] = annotation.kinds()
         else:
-            kinds = {kind: annotation.of_kind(kind) for kind in annotation.registry.names}
+            registry = annotation.registry
+            kinds = {kind: annotation.of_kind(kind) for kind in registry.names if kind not in registry.plugins}
         if kinds:
             yield from ((f" = {kind}", schema) for kind, schema in kinds.items())
         else:

@@ -139,7 +139,7 @@ def test_masked_cells_have_the_average_color(paths: list[str]) -> None:
     np.testing.assert_array_equal(edited.pixels, expected)
     assert READER.edit(READER.read(paths)[0], MaskRegion(cells=(0,)), Grid(2, 3)).label == paths[0]
     with pytest.raises(
-        ConfigError, match=r"there is no cell 7: the grid of the image has 6 cells. Use cell 0 to 5, counted from 0"
+        ConfigError, match=r"there is no cell 6: the grid of the image has 6 cells. Use cell 0 to 5, counted from 0"
     ):
         READER.edit(item, MaskRegion(cells=(0, 6)), Grid(2, 3))
     with pytest.raises(ConfigError, match="does not arrange the slots of an image in a grid"):

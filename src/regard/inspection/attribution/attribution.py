@@ -123,7 +123,8 @@ class Attribution:
             (abs(scores_S), weights_TS[step]) if step < len(weights_TS) else None
             for step, scores_S in zip(self.steps, self.scores, strict=True)
         ]
-        measures = (spearman, kendall, overlap)
+        # The weights of a saved trace are rounded, and have the same overlap.
+        measures = (spearman, kendall, lambda scores_S, weights_S: overlap(scores_S, weights_S.astype(np.float16)))
         return Agreement(*([None if pair is None else measure(*pair) for pair in pairs] for measure in measures))
 
     def normalize(self) -> "Attribution":
