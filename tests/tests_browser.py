@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,22 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
     """A page of the browser. An error in the console, such as a violated Content-Security-Policy, fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 720}, accept_downloads=True)
+    with new_page(browser, accept_downloads=True) as (opened, _):
+        yield opened
+
+
+@contextmanager
+def new_page(browser: Any, **options: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Open a page in a context of its own. At the end, its problems must be none: errors, and what the caller adds."""
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, **options)
     opened = context.new_page()
-    errors: list[str] = []
-    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    opened.on("pageerror", lambda error: errors.append(str(error)))
+    problems: list[str] = []
+    opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.set_default_timeout(1_000 * HANG)
-    yield opened
+    yield opened, problems
     context.close()
-    assert errors == []
+    assert problems == []
 
 
 def check_accessibility(page: Any) -> None:

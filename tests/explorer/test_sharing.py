@@ -13,7 +13,7 @@ import PIL.Image
 import PIL.ImageChops
 import pytest
 
-from tests_command import HANG
+from tests_browser import new_page
 from tests_explorer import SOURCE, has_several_colors, open_page, save_download
 
 pytestmark = pytest.mark.slow
@@ -196,16 +196,9 @@ SHOW_CONTROLS = HIDE_CONTROLS.replace("none", "")
 @pytest.fixture
 def offline(browser: Any) -> Iterator[Any]:
     """A page without a network, in a browser that knows nothing of the explorer. A request or an error fails it."""
-    context = browser.new_context(viewport={"width": 1280, "height": 720}, offline=True)
-    opened = context.new_page()
-    problems: list[str] = []
-    opened.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
-    opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.set_default_timeout(1_000 * HANG)
-    yield opened
-    context.close()
-    assert problems == []
+    with new_page(browser, offline=True) as (opened, problems):
+        opened.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+        yield opened
 
 
 @pytest.mark.parametrize("case", PAGES)
