@@ -1,7 +1,7 @@
 /** Edits in words: what the reader changed before the model decoded again. */
 import { align } from "./difference.js";
 import { findAxes, labelToken, readHeads, ROLE_NAMES, type AttentionEntry, type Edit, type TraceDocument } from "./trace.js";
-import type { Span } from "./words.js";
+import { listSourceWords, type Span } from "./words.js";
 
 /** Edits of the attention and masks of the source. A source and output tokens do not contain them. */
 const INSIDE: ReadonlySet<string> = new Set(["set_row", "mask_keys", "uniform_row", "ablate_head", "mask_source", "mask_region"]);
@@ -18,7 +18,7 @@ class SourceWords {
   private readonly words: string[];
 
   constructor(text: string) {
-    this.words = text.split(/\s+/u).filter(Boolean);
+    this.words = listSourceWords(text).map((word) => word.text);
   }
 
   name(edit: Edit): string {
@@ -30,7 +30,7 @@ class SourceWords {
   apply(edit: Edit): void {
     if (edit["unit"] === "token") return;
     const position = Number(edit["position"]);
-    if (edit.kind === "replace_source") this.words.splice(position, 1, ...String(edit["text"]).split(/\s+/u).filter(Boolean));
+    if (edit.kind === "replace_source") this.words.splice(position, 1, ...listSourceWords(String(edit["text"])).map((word) => word.text));
     if (edit.kind === "delete_source") this.words.splice(position, 1);
   }
 }
@@ -170,16 +170,12 @@ function movePosition(position: number | null, edit: Edit): number | null {
   if (position === null || position < changed) return position;
   if (position === changed) return null;
   const text = String(edit["text"] ?? "");
-  return position - 1 + (isToken(edit) ? [...text].length : text.split(/\s+/u).filter(Boolean).length);
+  return position - 1 + (isToken(edit) ? [...text].length : listSourceWords(text).length);
 }
 
 function findWordSlots({ text, offsets }: TraceDocument["source"], position: number): number[] {
-  const word = [...text.matchAll(/\S+/gu)][position];
-  if (!word) return [];
-  // Offsets count characters, as Python does.
-  const start = [...text.slice(0, word.index)].length;
-  const end = start + [...word[0]].length;
-  return offsets.flatMap(([from, to], slot) => (from < end && to > start ? [slot] : []));
+  const word = listSourceWords(text)[position];
+  return word ? offsets.flatMap(([from, to], slot) => (from < word.end && to > word.start ? [slot] : [])) : [];
 }
 
 /** Return for each element of two lists whether it is missing in the other, by a longest common subsequence. */

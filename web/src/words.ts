@@ -26,6 +26,21 @@ export function findWords(tokens: readonly string[]): Span[] {
   return sorted.map((start, index) => [start, sorted[index + 1] ?? tokens.length]);
 }
 
+/** A word of a text. Offsets count characters, as Python does. */
+export interface SourceWord {
+  text: string;
+  start: number;
+  end: number;
+}
+
+/** Return the words of a text: what is between white space. */
+export function listSourceWords(text: string): SourceWord[] {
+  return [...text.matchAll(/\S+/gu)].map(({ 0: word, index }) => {
+    const start = [...text.slice(0, index)].length;
+    return { text: word, start, end: start + [...word].length };
+  });
+}
+
 /**
  * Return the words as they are written in a text: spans of tokens without white space between them. A token of white space
  * is a span of its own.

@@ -40,8 +40,8 @@ export class GalleryView extends View {
   }
 
   protected override willUpdate(): void {
-    const requests = this.entries.map(({ model }) => this.store.fetchTrace({ model, edits: [] }));
-    this.load("gallery", () => Promise.all(requests), (traces) => (this.traces = traces));
+    const fetchAll = (): Promise<TraceDocument[]> => Promise.all(this.entries.map(({ model }) => this.store.fetchTrace({ model, edits: [] })));
+    this.load("gallery", fetchAll, (traces) => (this.traces = traces));
   }
 
   protected override updated(changed: Map<PropertyKey, unknown>): void {

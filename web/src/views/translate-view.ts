@@ -10,7 +10,7 @@ import { drawRibbon, isStacked, layRibbons, type Box, type Ribbon } from "../rib
 import { findSpan, selectMap, type MapChoice, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
 import { describeHypothesis, formatPercent, labelToken, listPossible, toProbability, type Candidate, type Step } from "../trace.js";
-import { findWritten, isSpace, listTokens, type Span } from "../words.js";
+import { findWritten, isSpace, listSourceWords, listTokens, type SourceWord, type Span } from "../words.js";
 import { View } from "./base.js";
 import { renderLayerAndHead, renderRefusal, renderSegments } from "./controls.js";
 
@@ -357,18 +357,16 @@ export class TranslateView extends View {
   }
 
   /** The word of the focused source token, or the token itself, if the source has no spaces. */
-  private get word(): { unit: "word" | "token"; position: number; text: string; start: number; end: number } | null {
+  private get word(): (SourceWord & { unit: "word" | "token"; position: number }) | null {
     const { source } = this.store.trace!;
     const slot = Math.min(this.store.state.column, source.tokens.length - 1);
     const offset = source.offsets[slot];
     if (!offset || source.grid) return null;
-    const words = [...source.text.matchAll(/\S+/gu)];
+    const words = listSourceWords(source.text);
     if (words.length < 2) return { unit: "token", position: slot, text: at(source.tokens, slot), start: offset[0], end: offset[1] };
     // A space belongs to the word after it.
-    const position = Math.max(0, words.findIndex((word) => word.index + word[0].length > codeUnits(source.text, offset[1]) - 1));
-    const found = at(words, position);
-    const start = [...source.text.slice(0, found.index)].length;
-    return { unit: "word", position, text: found[0], start, end: start + [...found[0]].length };
+    const position = Math.max(0, words.findIndex((word) => word.end >= offset[1]));
+    return { unit: "word", position, ...at(words, position) };
   }
 
   private renderSourceEdits(): TemplateResult | string {
@@ -471,9 +469,4 @@ export class TranslateView extends View {
 /** The text of a token inside a word. */
 function showText(token: string): string {
   return labelToken(token.replace(/^▁(?=.)/u, ""));
-}
-
-/** The index of a character in code units. Offsets of a trace count characters, as Python does. */
-function codeUnits(text: string, characters: number): number {
-  return [...text].slice(0, characters).join("").length;
 }
