@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import regard
-from regard.cli.manual import walk_commands
+from regard.cli.manual import list_options, parse_help, walk_commands
 from regard.cli.verbs import regard as program
 from regard.config import Settings
 from regard.registry import Choice
@@ -33,9 +33,7 @@ def render_commands() -> str:
         command = context.command
         lines += [f"## {context.command_path}", "", *_paragraphs(command.help or ""), ""]
         lines += ["```text", f"{context.command_path} {' '.join(command.collect_usage_pieces(context))}", "```", ""]
-        records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
-        options = [record for record in records if record and record[1]]
-        lines += _table(["option", "meaning"], [[f"`{name}`", text] for name, text in options])
+        lines += _table(["option", "meaning"], [[f"`{name}`", text] for name, text in list_options(context)])
         lines += _paragraphs(command.epilog or "")
     return "\n".join(lines)
 
@@ -224,22 +222,13 @@ def _docstring(part: Any) -> list[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return a help text as Markdown. Click marks a paragraph that keeps its lines with a backspace."""
+    """Return a help text as Markdown."""
     lines: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        if paragraph.startswith("\b"):
-            first, *rest = paragraph.removeprefix("\b").lstrip("\n").splitlines()
-            kept = rest if first.endswith(":") else [first, *rest]
-            lines += [
-                *([first] if first.endswith(":") else []),
-                "",
-                "```text",
-                inspect.cleandoc("\n".join(kept)),
-                "```",
-                "",
-            ]
-        elif paragraph:
-            lines += [" ".join(paragraph.split()).replace("<", "&lt;").replace("*", r"\*"), ""]
+    for title, kept, is_kept in parse_help(text):
+        if is_kept:
+            lines += [*([f"{title}:"] if title else []), "", "```text", inspect.cleandoc("\n".join(kept)), "```", ""]
+        else:
+            lines += [kept[0].replace("<", "&lt;").replace("*", r"\*"), ""]
     return lines
 
 

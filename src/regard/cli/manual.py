@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -55,17 +55,14 @@ def render_page(context: click.Context) -> str:
         ".SH DESCRIPTION",
         *_render_text(command.help or ""),
     ]
-    records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
-    if options := [record for record in records if record and record[1]]:
+    if options := list_options(context):
         lines += [
             ".SH OPTIONS",
             *(line for name, text in options for line in (".TP", f".B {_escape(name)}", _escape(text))),
         ]
-    if isinstance(command, click.Group):
+    if subcommands := _list_subcommands(context):
         lines.append(".SH COMMANDS")
-        for name in command.list_commands(context):
-            subcommand = command.get_command(context, name)
-            assert subcommand is not None
+        for name, subcommand in subcommands:
             lines += [".TP", f".BR {_escape(f'{title}-{name}')} (1)", _escape(subcommand.get_short_help_str(limit=200))]
     lines += _render_text(command.epilog or "")
     return "\n".join(lines) + "\n"
@@ -74,27 +71,49 @@ def render_page(context: click.Context) -> str:
 def walk_commands(context: click.Context) -> Iterator[click.Context]:
     """Yield the contexts of a command and of its subcommands, without running them."""
     yield context
-    if isinstance(context.command, click.Group):
-        for name in context.command.list_commands(context):
-            subcommand = context.command.get_command(context, name)
-            assert subcommand is not None
-            yield from walk_commands(click.Context(subcommand, context, name))
+    for name, subcommand in _list_subcommands(context):
+        yield from walk_commands(click.Context(subcommand, context, name))
 
 
-def _render_text(text: str) -> list[str]:
-    """Return the lines of a help text. Click marks a paragraph that keeps its lines with a backspace. Its first
-    line, if it ends in a colon, is the title of a section.
+def list_options(context: click.Context) -> list[tuple[str, str]]:
+    """Return the options of a command, with their help."""
+    records = [parameter.get_help_record(context) for parameter in context.command.get_params(context)]
+    return [record for record in records if record and record[1]]
+
+
+class Paragraph(NamedTuple):
+    """A part of a help text: lines that are kept, or a single line that is wrapped."""
+
+    title: str
+    lines: list[str]
+    is_kept: bool
+
+
+def parse_help(text: str) -> Iterator[Paragraph]:
+    """Yield the paragraphs of a help text. Click marks those that keep their lines with a backspace. Their first
+    line, if it ends in a colon, is a title.
     """
-    lines: list[str] = []
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+    for paragraph in filter(None, re.split(r"\n\s*\n", inspect.cleandoc(text))):
         if not paragraph.startswith("\b"):
-            lines += [".PP", _escape(" ".join(paragraph.split()))]
+            yield Paragraph("", [" ".join(paragraph.split())], is_kept=False)
             continue
         first, *rest = paragraph.removeprefix("\b").lstrip("\n").splitlines()
-        is_title = first.endswith(":")
-        lines.append(f".SH {_escape(first[:-1].upper())}" if is_title else ".PP")
-        lines += [".nf", *map(_escape, rest if is_title else [first, *rest]), ".fi"]
-    return lines
+        yield Paragraph(first[:-1], rest, is_kept=True) if first.endswith(":") else Paragraph("", [first, *rest], True)
+
+
+def _list_subcommands(context: click.Context) -> list[tuple[str, click.Command]]:
+    group = context.command
+    if not isinstance(group, click.Group):
+        return []
+    found = [(name, group.get_command(context, name)) for name in group.list_commands(context)]
+    return [(name, command) for name, command in found if command is not None]
+
+
+def _render_text(text: str) -> Iterator[str]:
+    """Yield the lines of a help text in the format of troff. A title starts a section."""
+    for title, lines, is_kept in parse_help(text):
+        yield f".SH {_escape(title.upper())}" if title else ".PP"
+        yield from (".nf", *map(_escape, lines), ".fi") if is_kept else map(_escape, lines)
 
 
 def _escape(text: str) -> str:
