@@ -231,7 +231,7 @@ def _average_losses(outputs: ModelOutputs, of_average: Callable[[float], float])
 def _compute_accuracy(outputs: ModelOutputs) -> MetricStatistics:
     """The share of sources whose prediction equals one of their references, from 0 to 1."""
     rows = [
-        (_normalize(outputs.predictions[line]) in map(_normalize, references), 1)
+        (compose_accents(outputs.predictions[line]) in map(compose_accents, references), 1)
         for line, references in outputs.evaluation_set.group_references().items()
     ]
     signature = _signature("sequence", outputs.evaluation_set)
@@ -270,7 +270,7 @@ def _compute_edits(outputs: ModelOutputs, split: Callable[[str], Sequence[str]],
 
     def count_edits(prediction: str, references: Iterable[str]) -> tuple[int, int]:
         """Return the edit distance to the closest reference and its length; the longest breaks ties."""
-        predicted, expected = split(_normalize(prediction)), [split(_normalize(text)) for text in references]
+        predicted, expected = split(compose_accents(prediction)), [split(compose_accents(text)) for text in references]
         edits, length = min((distance(predicted, tokens), -len(tokens)) for tokens in expected)
         return edits, -length
 
@@ -285,7 +285,7 @@ def _compute_edits(outputs: ModelOutputs, split: Callable[[str], Sequence[str]],
     return MetricStatistics(np.array(rows, dtype=np.float64), rate, _signature(unit, outputs.evaluation_set))
 
 
-def _normalize(text: str) -> str:
+def compose_accents(text: str) -> str:
     """Compose accents (NFC), so that the same letters compare equal in any encoding."""
     return unicodedata.normalize("NFC", text)
 

@@ -6,7 +6,6 @@ T target steps, S memory slots.
 import hashlib
 import math
 import os
-import unicodedata
 from collections import OrderedDict, defaultdict
 from collections.abc import Generator, Hashable, Sequence
 from functools import cached_property
@@ -20,7 +19,7 @@ from regard.decoding.search import AttentionWeights
 from regard.errors import ConfigError
 from regard.evaluation.alignment import normalized_entropy
 from regard.evaluation.comparison import System, SystemComparison
-from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compute_statistics
+from regard.evaluation.metrics import EvaluationSet, ModelOutputs, compose_accents, compute_statistics
 from regard.evaluation.settings import Metric, parse_metric
 from regard.evaluation.significance import SignificanceTest
 from regard.explorer.schemas import RequestError
@@ -107,7 +106,7 @@ class CorpusPredictions:
         """The references of each source."""
         references: dict[Hashable, set[str]] = defaultdict(set)
         for source, target in self.held_out.pairs:
-            references[identify(source)].add(_compose(target))
+            references[identify(source)].add(compose_accents(target))
         return references
 
 
@@ -121,7 +120,7 @@ def describe_row(
         "source": name_source(source, index),
         "prediction": prediction.text,
         "reference": target,
-        "correct": _compose(prediction.text) in references[identify(source)],
+        "correct": compose_accents(prediction.text) in references[identify(source)],
         "unknown": prediction.unknown,
         "score": prediction.score,
         "confidence": compute_confidence(prediction),
@@ -129,11 +128,6 @@ def describe_row(
         "entropy": compute_entropy(weights_TS),
         "coverage": compute_coverage(weights_TS),
     }
-
-
-def _compose(text: str) -> str:
-    """Compose accents, as the metric accuracy does."""
-    return unicodedata.normalize("NFC", text)
 
 
 def name_source(source: RawSource, index: int) -> str:
