@@ -57,3 +57,8 @@ def test_presets_and_mechanisms_are_listed(cli: Run) -> None:
     table = cli("mechanisms").stdout
     assert "bahdanau" in table
     assert "arXiv:1409.0473" in table
+    facts = cli("mechanisms", "--facts").stdout.splitlines()
+    assert [line.split()[1:] for line in facts if line.startswith("luong-local-p ")] == [
+        ["learned", "O(T)", "exact", "no", "encoder"]
+    ]
+    assert '"needs_past":true' in cli("mechanisms", "--json").stdout.replace(" ", "")

@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 import regard
+from regard.inspection.explain.facts import find_facts
 
 NAMES = [mechanism.name for mechanism in regard.mechanisms()]
-POSITIONAL = {
-    mechanism.name
-    for mechanism in regard.mechanisms()
-    if mechanism.scope != "global"
-    or mechanism.score in {"location", "location_aware"}
-    or mechanism.select == "hard_monotonic"
-}
-"""Mechanisms that depend on the positions of slots."""
+FACTS = {mechanism.name: find_facts(mechanism) for mechanism in regard.mechanisms()}
 SCALED = {"luong-local-p"}
 """Mechanisms whose scope multiplies the weights by a factor of at most 1 after they are normalized."""
 B, T, S, D = 3, 4, 7, 8
@@ -155,7 +149,69 @@ def test_permuting_slots_permutes_weights(attention: regard.Attention, name: str
     context, weights = attention(query, keys, values)
     permuted_context, permuted = attention(query, keys[:, order], values[:, order])
     holds = torch.allclose(weights[..., order], permuted) and torch.allclose(context, permuted_context)
-    assert holds == (name not in POSITIONAL)
+    assert holds == (FACTS[name].position == "none")
+
+
+def test_weights_of_equal_keys_train_parameters_only_if_positions_are_learned(
+    attention: regard.Attention, name: str
+) -> None:
+    query, keys, values = tensors()
+    _, weights = attention(query, keys[:, :1].expand_as(keys), values)
+    is_trained = False
+    if weights.requires_grad:
+        (weights * torch.rand_like(weights)).sum().backward()
+        gradients = [parameter.grad for parameter in attention.parameters() if parameter.grad is not None]
+        is_trained = any(bool((gradient.abs() > 1e-9).any()) for gradient in gradients)
+    assert is_trained == (FACTS[name].position == "learned")
+
+
+def test_visible_slots_of_a_query_grow_with_the_memory_as_declared(attention: regard.Attention, name: str) -> None:
+    counts = []
+    for slots in (60, 120):
+        middle, slots_S = torch.tensor([[slots // 2]]), torch.arange(slots)
+        query = torch.zeros(1, 1, D, dtype=torch.float64)
+        output = attention.scope(regard.ScopeInput(query, middle, torch.tensor([slots]), slots_S))
+        counts.append(int(output.visible(torch.zeros(1, 1, slots)).sum()))
+    assert (counts[0] == counts[1]) == (FACTS[name].visible == "O(T)")
+
+
+def test_the_gradient_is_exact_as_declared(attention: regard.Attention, name: str) -> None:
+    attention.train()
+    query, keys, values = tensors()
+    is_sampled = not torch.equal(attention(query, keys, values)[0], attention(query, keys, values)[0])
+    assert is_sampled == (FACTS[name].gradient != "exact")
+    if is_sampled:
+        return
+    query.requires_grad_()
+    assert torch.autograd.gradcheck(lambda q: attention(q, keys, values)[0], query)
+
+
+def test_a_step_needs_the_past_as_declared(attention: regard.Attention, name: str) -> None:
+    query, keys, values = tensors()
+    prepared = attention.prepare(keys, values)
+    start = attention.begin(prepared)
+    in_order = attention.read(query[:, :2], prepared, start).context_BTD[:, 1:]
+    without_past = start._replace(position_B=start.position_B + 1)
+    alone = attention.read(query[:, 1:2], prepared, without_past).context_BTD
+    assert torch.allclose(in_order, alone) != FACTS[name].needs_past
+
+
+def test_self_attention_in_a_decoder_works_as_declared(attention: regard.Attention, name: str) -> None:
+    """Each step attends to the steps so far, with the same result as in one pass over all steps."""
+    _, x, values = tensors()
+    sample = attention.train().read(x[:, :1], prepared := attention.prepare(x), attention.begin(prepared)).sample
+    if attention.select.marginal or sample is not None:  # it needs the output distribution, which a layer does not have
+        assert FACTS[name].self_attention == "no"
+        return
+    attention.eval()
+    at_once, _ = attention(x, x, values, allowed=torch.ones(S, S).tril().bool().expand(B, S, S))
+    stepwise = []
+    for step in range(S):
+        memory = attention.prepare(x[:, : step + 1], values[:, : step + 1])
+        start = attention.begin(memory)
+        past = start._replace(position_B=start.position_B + step)
+        stepwise.append(attention.read(x[:, step : step + 1], memory, past).context_BTD)
+    assert torch.allclose(at_once, torch.cat(stepwise, 1)) == (FACTS[name].self_attention == "yes")
 
 
 def test_step_by_step_equals_all_steps_at_once(attention: regard.Attention) -> None:

@@ -23,6 +23,8 @@ class Mechanism:
     select: str = "softmax"
     heads: int = 1
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    use: str = ""
+    """When to use it."""
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -35,33 +37,108 @@ class Mechanism:
 
 
 _ALL = (
-    Mechanism("bahdanau", "e = vᵀ tanh(W q + U k)", BAHDANAU, "additive"),
-    Mechanism("luong-dot", "e = qᵀ k", LUONG, "dot"),
-    Mechanism("luong-general", "e = qᵀ W k", LUONG, "general"),
-    Mechanism("luong-concat", "e = vᵀ tanh(W [k; q])", LUONG, "concat"),
-    Mechanism("luong-location", "e_j = (W q)_j", LUONG, "location"),
-    Mechanism("luong-local-m", "e = qᵀ W k, slots t − D … t + D", LUONG, "general", scope="local_m"),
+    Mechanism(
+        "bahdanau",
+        "e = vᵀ tanh(W q + U k)",
+        BAHDANAU,
+        "additive",
+        use="The default: it learns on every task of these pages, also if queries and keys have different sizes.",
+    ),
+    Mechanism(
+        "luong-dot",
+        "e = qᵀ k",
+        LUONG,
+        "dot",
+        use="The score without parameters, for a decoder as wide as the memory.",
+    ),
+    Mechanism(
+        "luong-general",
+        "e = qᵀ W k",
+        LUONG,
+        "general",
+        use="A dot product for a decoder and a memory of different sizes.",
+    ),
+    Mechanism(
+        "luong-concat",
+        "e = vᵀ tanh(W [k; q])",
+        LUONG,
+        "concat",
+        use="To reproduce Luong et al.; it computes the same as bahdanau, with one matrix.",
+    ),
+    Mechanism(
+        "luong-location",
+        "e_j = (W q)_j",
+        LUONG,
+        "location",
+        use="Sources in which the position alone says what to read. It needs a maximum length.",
+    ),
+    Mechanism(
+        "luong-local-m",
+        "e = qᵀ W k, slots t − D … t + D",
+        LUONG,
+        "general",
+        scope="local_m",
+        use="Long sources that are read from left to right, at about one position for each output token.",
+    ),
     Mechanism(
         "luong-local-p",
         "e = qᵀ W k, a = softmax(e) exp(−(j − p)² / 2σ²), slots p − D … p + D, p = S sigmoid(vᵀ tanh(W q))",
         LUONG,
         "general",
         scope="local_p",
+        use="Long sources of which each output token needs only a short span, at any place.",
     ),
-    Mechanism("graves-content", "e = β cos(q, k)", "Graves, Wayne & Danihelka 2014, arXiv:1410.5401", "cosine"),
     Mechanism(
-        "chorowski", "e = vᵀ tanh(W q + U k + V (F ∗ a₋))", "Chorowski et al. 2015, arXiv:1506.07503", "location_aware"
+        "graves-content",
+        "e = β cos(q, k)",
+        "Graves, Wayne & Danihelka 2014, arXiv:1410.5401",
+        "cosine",
+        use="Keys whose length must not matter: only their direction is compared.",
     ),
-    Mechanism("show-attend-tell-soft", "e = vᵀ tanh(W q + U k)", XU, "additive"),
-    Mechanism("show-attend-tell-hard", "e = vᵀ tanh(W q + U k), j ~ softmax(e)", XU, "additive", select="hard"),
-    Mechanism("scaled-dot", "e = qᵀ k / √d", VASWANI, "scaled_dot"),
-    Mechanism("transformer", "e = (W_Q q)ᵀ (W_K k) / √d, values W_V v, 8 heads", VASWANI, "projected", heads=8),
+    Mechanism(
+        "chorowski",
+        "e = vᵀ tanh(W q + U k + V (F ∗ a₋))",
+        "Chorowski et al. 2015, arXiv:1506.07503",
+        "location_aware",
+        use="Sources that are read in order, such as speech: it knows where it looked before.",
+    ),
+    Mechanism(
+        "show-attend-tell-soft",
+        "e = vᵀ tanh(W q + U k)",
+        XU,
+        "additive",
+        use="Captions of images: each word attends to the cells of a grid.",
+    ),
+    Mechanism(
+        "show-attend-tell-hard",
+        "e = vᵀ tanh(W q + U k), j ~ softmax(e)",
+        XU,
+        "additive",
+        select="hard",
+        use="One slot at each step, to compare with soft attention. It is slow to train, because it samples.",
+    ),
+    Mechanism(
+        "scaled-dot",
+        "e = qᵀ k / √d",
+        VASWANI,
+        "scaled_dot",
+        use="A dot product whose softmax does not saturate for wide vectors. The fused kernels compute it.",
+    ),
+    Mechanism(
+        "transformer",
+        "e = (W_Q q)ᵀ (W_K k) / √d, values W_V v, 8 heads",
+        VASWANI,
+        "projected",
+        heads=8,
+        use="Several heads that attend to different positions at each step.",
+    ),
     Mechanism(
         "simple-rnn-projected",
         "e = (W_Q q)ᵀ (W_K k), values W_V v",
         "after Vaswani et al. 2017, unscaled, one head",
         "projected",
         options={"score": {"scaled": False}},
+        use="To see what the scale 1/√d does: the same with one head, without it.",
     ),
     Mechanism(
         "sparsemax",
@@ -69,6 +146,7 @@ _ALL = (
         "Martins & Astudillo 2016, arXiv:1602.02068",
         "additive",
         select="sparsemax",
+        use="Weights that are exactly zero for most slots, so that a map is easy to read.",
     ),
     Mechanism(
         "entmax15",
@@ -76,6 +154,7 @@ _ALL = (
         "Peters, Niculae & Martins 2019, arXiv:1905.05702",
         "additive",
         select="entmax15",
+        use="Exact zeros as with sparsemax, but easier to train.",
     ),
     Mechanism(
         "straight-through",
@@ -83,6 +162,7 @@ _ALL = (
         "Jang, Gu & Poole 2017, arXiv:1611.01144",
         "additive",
         select="straight_through",
+        use="One slot at each step, trained as fast as soft attention. Its gradient is biased.",
     ),
     Mechanism(
         "exact-hard",
@@ -90,6 +170,7 @@ _ALL = (
         "Wu, Shapiro & Cotterell 2018, arXiv:1808.10024",
         "general",
         select="hard_exact",
+        use="One slot at each step with an exact gradient, for short sources and small target vocabularies.",
     ),
     Mechanism(
         "hard-monotonic",
@@ -97,6 +178,7 @@ _ALL = (
         "Wu & Cotterell 2019, arXiv:1905.06319",
         "additive",
         select="hard_monotonic",
+        use="Pronunciation and inflection: the output follows the order of the source.",
     ),
 )
 

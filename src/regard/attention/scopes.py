@@ -58,6 +58,8 @@ class Scope(nn.Module, ABC):
     """Whether the bias or the factor depends on the queries, so that it needs a gradient."""
     self_only: bool = False
     """Whether the scope is defined only for self-attention."""
+    uses_length: bool = False
+    """Whether the scope depends on the length of the memory, which is not known while the memory grows."""
 
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:
         """Return the largest number of weights that are not masked; by default, one for each query and slot."""
@@ -121,6 +123,7 @@ class LocalPredictive(Scope):
     """
 
     learned = True
+    uses_length = True
 
     def __init__(
         self,
@@ -196,6 +199,7 @@ class AllOf(Scope):
         self.scopes = nn.ModuleList(scopes)
         self.learned = any(scope.learned for scope in scopes)
         self.self_only = any(scope.self_only for scope in scopes)
+        self.uses_length = any(scope.uses_length for scope in scopes)
         self.is_global = all(scope.is_global for scope in scopes)
 
     def visible_weights(self, queries: Cost, slots: Cost) -> Cost:

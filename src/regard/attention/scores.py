@@ -51,6 +51,8 @@ class Score(nn.Module, ABC):
     """Whether it uses the sum of all previous weights instead of the weights of the last step."""
     reads_keys: bool = True
     """Whether the score depends on the keys."""
+    learns_positions: bool = False
+    """Whether the score has parameters for the positions of slots."""
 
     def __init__(self, query_size: int, key_size: int, heads: int) -> None:
         super().__init__()
@@ -263,6 +265,7 @@ class Location(Score):
 
     equation = "e_j = (W q)_j"
     reads_keys = False
+    learns_positions = True
 
     def __init__(
         self,
@@ -299,6 +302,7 @@ class LocationAware(Score):
     equation = "e = vᵀ tanh(W q + U k + V f), f = F ∗ a₋"
     chunkable = True
     uses_past = True
+    learns_positions = True
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ B rows, H heads, T queries, S memory slots.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 import entmax
 import torch
@@ -16,6 +16,8 @@ from regard.attention import equation, settings
 from regard.attention.mechanisms import MECHANISMS, Mechanism, add_mechanism
 from regard.config import TRAINING_ONLY
 from regard.quantities import Fraction, PositiveWeight, Temperature, Weight
+
+Gradient = Literal["exact", "REINFORCE", "straight-through"]
 
 
 class SampledSlot(NamedTuple):
@@ -62,6 +64,8 @@ class Selection(nn.Module, ABC):
     """Whether it depends on the belief about the slot that was read last."""
     restricts_slots: bool = False
     """Whether it restricts the visible slots itself, so that it cannot be combined with a scope."""
+    gradient: Gradient = "exact"
+    """How the gradient of the scores is computed in training: exactly, or from a sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +108,8 @@ class Sparse(Selection):
 class StraightThrough(Selection):
     """A one-hot Gumbel sample with the gradient of the soft sample (Jang et al. 2017); argmax in evaluation mode."""
 
+    gradient = "straight-through"
+
     def __init__(
         self,
         temperature: Annotated[
@@ -134,6 +140,7 @@ class Hard(Selection):
     paper decides this for all steps of a row at once.
     """
 
+    gradient = "REINFORCE"
     baseline: Tensor
 
     def __init__(

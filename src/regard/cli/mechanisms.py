@@ -10,15 +10,28 @@ from regard.formatting import table, to_json
 EXAMPLES = """\b
 Examples:
   regard mechanisms
+  regard mechanisms --facts
   regard train dates model.attention=luong-general --out runs/luong"""
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def command(as_json: bool) -> None:
+@click.option("--facts", is_flag=True, help="Print what distinguishes them, instead of their equations.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with equations and facts.")
+def command(facts: bool, as_json: bool) -> None:
     """List the attention mechanisms. Each combines a score, a scope and a selection."""
-    if as_json:
-        click.echo(to_json([asdict(entry) for entry in mechanisms()], ensure_ascii=False))
+    entries = mechanisms()
+    if not (facts or as_json):
+        rows = [[m.name, m.score, m.scope, m.select, m.citation, m.equation] for m in entries]
+        click.echo(table(["name", "score", "scope", "selection", "from", "equation"], rows))
         return
-    rows = [[m.name, m.score, m.scope, m.select, m.citation, m.equation] for m in mechanisms()]
-    click.echo(table(["name", "score", "scope", "selection", "from", "equation"], rows))
+    from regard.inspection.explain.facts import find_facts
+
+    if as_json:
+        click.echo(to_json([asdict(m) | {"facts": asdict(find_facts(m))} for m in entries], ensure_ascii=False))
+        return
+    rows = [[m.name, *map(_format_fact, asdict(find_facts(m)).values())] for m in entries]
+    click.echo(table(["name", "position", "visible weights", "gradient", "needs past", "self-attention"], rows))
+
+
+def _format_fact(value: str | bool) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
