@@ -14,6 +14,7 @@ REQUESTS = (
     schemas.TraceRequest,
     schemas.AttentionRequest,
     schemas.AttributionRequest,
+    schemas.HeadsRequest,
     schemas.CorpusRequest,
     schemas.MetricsRequest,
     schemas.NeighborsRequest,

@@ -1,7 +1,8 @@
 /** The data of the page: from the server, or from the documents inside an exported page. */
 import { at } from "./arrays.js";
 import type { Attribution } from "./attribution.js";
-import type { AttributionRequest, CorpusRequest, MetricsRequest, NeighborsRequest, TraceRequest } from "./requests.js";
+import type { HeadEffects } from "./heads.js";
+import type { AttributionRequest, CorpusRequest, HeadsRequest, MetricsRequest, NeighborsRequest, TraceRequest } from "./requests.js";
 import type { Example } from "./state.js";
 import type { Mechanism, Role, TraceDocument } from "./trace.js";
 
@@ -115,10 +116,10 @@ export interface Neighbors extends Record<NeighborKind, Neighbor[]> {
 }
 
 /** What is computed besides traces and corpora, and what requests it. */
-export type ResultRequest = AttributionRequest | MetricsRequest | NeighborsRequest;
-export type Result = Attribution | CorpusMetrics | Neighbors;
+export type ResultRequest = AttributionRequest | HeadsRequest | MetricsRequest | NeighborsRequest;
+export type Result = Attribution | CorpusMetrics | HeadEffects | Neighbors;
 /** The results that are streams. */
-export type ResultPath = "attribution" | "neighbors";
+export type ResultPath = "attribution" | "heads" | "neighbors";
 
 export interface Client {
   /** Whether the page can compute something new. An exported page cannot. */

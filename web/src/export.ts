@@ -104,13 +104,14 @@ function nameImage<R extends TraceRequest | Exclude<ResultRequest, MetricsReques
 
 /** Return the results for the chosen sources, and those for the corpus. */
 function collectResults(store: Store, visits: readonly Visit[], traces: Traces, corpus: boolean): EmbeddedData["results"] {
+  const effects = store.describeHeads().map((each) => JSON.stringify(each));
   return [...store.results].flatMap(([key, result]): { request: ResultRequest; result: Result }[] => {
     const request = JSON.parse(key) as ResultRequest;
     if (!("source" in request)) return corpus ? [{ request, result }] : [];
     const { source } = request;
     // What is explained is the text with its edits.
     const visit = visits.find((each) => isSame(each.request.source, source)) ?? visits[0]!;
-    const isShown = isSame(visit.request.source, source) || ("text" in source && traces.some(({ document }) => document.source.text === source.text));
+    const isShown = effects.includes(key) || isSame(visit.request.source, source) || ("text" in source && traces.some(({ document }) => document.source.text === source.text));
     return isShown ? [{ request: nameImage(visit, request), result }] : [];
   });
 }

@@ -2,10 +2,11 @@
 import { at, type Matrix } from "./arrays.js";
 import { createScale, ScaleFigure, type Colors, type Scale } from "./color-scale.js";
 import type { Marks } from "./edits.js";
+import type { HeadSummary } from "./heads.js";
 import { levelOf, type Palette } from "./palette.js";
 import { layRibbons, WIDEST, type Box } from "./ribbons.js";
 import { CanvasSurface, fitText, measureText, PlacedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
-import { formatPercent, labelToken, type Axes } from "./trace.js";
+import { formatNumber, formatPercent, labelToken, type Axes } from "./trace.js";
 
 export interface Figure {
   width: number;
@@ -350,6 +351,8 @@ export interface GridOptions extends Frame {
   colors: "fixed" | "row";
   /** Whether a head is switched off. */
   isOff(layer: number, head: number): boolean;
+  /** What changes without a head, if it is known. */
+  effects: readonly HeadSummary[];
 }
 
 /** A thumbnail for each layer and head: in its cells, a row is a layer and a column is a head. */
@@ -361,6 +364,7 @@ export class GridFigure implements Figure {
   private readonly left: number;
   private readonly top: number;
   private readonly gap = 14;
+  private readonly captionHeight: number;
   private readonly fontSize: number;
   private readonly head: MapHead;
 
@@ -374,8 +378,9 @@ export class GridFigure implements Figure {
     this.top = this.head.height + 2 * this.fontSize;
     this.tileWidth = Math.max(48, Math.min(230, (width - this.left) / heads - this.gap));
     this.tileHeight = Math.max(36, Math.min(this.tileWidth * (first.rows / first.columns), this.tileWidth * 1.4));
+    this.captionHeight = options.effects.length ? 2.4 * this.fontSize : 0;
     this.width = this.left + Math.max(heads * (this.tileWidth + this.gap), this.head.width + this.gap);
-    this.height = this.top + maps.length * (this.tileHeight + this.gap);
+    this.height = this.top + maps.length * (this.tileHeight + this.captionHeight + this.gap);
   }
 
   draw(surface: Surface, palette: Palette): void {
@@ -400,15 +405,31 @@ export class GridFigure implements Figure {
     if (isOff(layer, head)) hatch(surface, x, y, this.tileWidth, this.tileHeight, palette.edit);
     const isFocused = focus?.row === layer && focus.column === head;
     surface.outline(x - 1, y - 1, this.tileWidth + 2, this.tileHeight + 2, isFocused ? palette.accent : palette.line, isFocused ? 3 : 1);
+    this.drawEffect(surface, palette, layer, head);
+  }
+
+  /** Below a tile: the change of the log-probability without the head, and its share of the largest. */
+  private drawEffect(surface: Surface, palette: Palette, layer: number, head: number): void {
+    const { effects } = this.options;
+    const effect = effects.find((each) => each.layer === layer && each.head === head);
+    if (!effect) return;
+    const { x, y } = this.place(layer, head);
+    const top = y + this.tileHeight + 6;
+    const largest = Math.max(...effects.map(({ change }) => Math.abs(change))) || 1;
+    surface.rect(x, top, this.tileWidth, 4, palette.line);
+    if (!effect.isIdle) surface.rect(x, top, (this.tileWidth * Math.abs(effect.change)) / largest, 4, palette.accent);
+    const style = { size: this.fontSize, color: effect.isIdle ? palette.muted : palette.ink, anchor: "middle" } as const;
+    const idle = measureText("no effect", this.fontSize) <= this.tileWidth ? "no effect" : "≈ 0";
+    surface.text(x + this.tileWidth / 2, top + 4 + this.fontSize, effect.isIdle ? idle : formatNumber(effect.change), style);
   }
 
   private place(layer: number, head: number): { x: number; y: number } {
-    return { x: this.left + head * (this.tileWidth + this.gap), y: this.top + layer * (this.tileHeight + this.gap) };
+    return { x: this.left + head * (this.tileWidth + this.gap), y: this.top + layer * (this.tileHeight + this.captionHeight + this.gap) };
   }
 
   find(x: number, y: number): Cell | null {
     const column = Math.floor((x - this.left) / (this.tileWidth + this.gap));
-    const row = Math.floor((y - this.top) / (this.tileHeight + this.gap));
+    const row = Math.floor((y - this.top) / (this.tileHeight + this.captionHeight + this.gap));
     return this.options.maps[row]?.[column] ? { row, column } : null;
   }
 }

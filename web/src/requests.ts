@@ -50,6 +50,14 @@ export interface ExampleSource {
   example: number;
 }
 
+/** The prediction whose heads are ablated. */
+export interface HeadsRequest {
+  model: string;
+  source: TextSource | ImageSource | ExampleSource;
+  search?: SearchRequest;
+  edits?: readonly Record<string, unknown>[];
+}
+
 /** An image file (PNG, JPEG or WebP), as base64. */
 export interface ImageSource {
   image: string;

@@ -50,6 +50,8 @@ export interface State extends Filter {
   row: number | null;
   /** The focused slot. */
   column: number;
+  /** Where each head is ablated: nowhere (0), for this source (1), or also for other examples (2). */
+  ablations: number;
   /** Output tokens that are selected together. */
   rows: number[];
   /** What to compare with: the model of this id, or "original", the prediction without edits. */
@@ -102,6 +104,7 @@ export const INITIAL: State = {
   method: "",
   row: null,
   column: 0,
+  ablations: 0,
   rows: [],
   other: "",
   neighbors: "",
@@ -190,6 +193,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   method: isOneOf("", ...METHODS),
   row: (value) => value === null || isIndex(value),
   column: isIndex,
+  ablations: isOneOf(0, 1, 2),
   rows: isIndices,
   other: isText,
   neighbors: isOneOf("", ...NEIGHBOR_KINDS),

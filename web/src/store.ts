@@ -3,7 +3,8 @@ import { at } from "./arrays.js";
 import type { Method } from "./attribution.js";
 import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } from "./client.js";
 import { mergeEdit } from "./edits.js";
-import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
+import { summarizeEffects, type HeadEffects, type HeadSummary } from "./heads.js";
+import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type HeadsRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
 import { findInformativeStep, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
 import { findLayers, findRoles, type Edit, type TraceDocument } from "./trace.js";
@@ -275,6 +276,30 @@ export class Store extends EventTarget {
       ...(isPredicted ? { search } : { target: this.trace!.hypotheses[hypothesis]?.text ?? null }),
       methods: [method],
     };
+  }
+
+  /** The sources of the model besides the present one. */
+  get otherExamples(): TraceRequest["source"][] {
+    const { source } = this.describeRequest();
+    const { model } = this;
+    const images = model?.split ? Array.from({ length: 8 }, (_, example) => ({ example })) : [];
+    const examples = this.readsImages ? images : (model?.examples ?? []).map((text) => ({ text }));
+    return examples.filter((each) => JSON.stringify(each) !== JSON.stringify(source));
+  }
+
+  /** The requests of the effects of heads. Edits of this source are not those of other examples. */
+  describeHeads(): HeadsRequest[] {
+    const request = this.describeRequest();
+    const edits = request.edits!.filter(({ kind }) => kind === "ablate_head");
+    const others = this.otherExamples.map((source) => ({ ...request, source, edits }));
+    return [request, ...others].slice(0, [0, 1, Infinity][this.state.ablations]);
+  }
+
+  /** The effects of all heads, as far as they are computed; null before. */
+  get effects(): HeadSummary[] | null {
+    const results = this.describeHeads().map((request) => this.results.get(JSON.stringify(request)) as HeadEffects | undefined);
+    const computed = results.filter((each) => each !== undefined);
+    return computed.length ? summarizeEffects(computed) : null;
   }
 
   /** The request of the training pairs that are near to the source, and to the state of the decoder at the present step. */

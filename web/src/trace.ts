@@ -184,7 +184,8 @@ export function formatPercent(probability: number): string {
 
 export function formatNumber(value: number | null, digits = 3): string {
   if (value === null || value === -Infinity) return "−∞";
-  return value.toFixed(digits).replace("-", "−");
+  const text = value.toFixed(digits);
+  return (Number(text) ? text : text.replace("-", "")).replace("-", "−");
 }
 
 /** Describe how the log-probability of an output changed. */

@@ -58,6 +58,7 @@ from regard.export.exporter import TrainedModel, export_model
 from regard.export.settings import parse_target
 from regard.formatting import quantity
 from regard.inspection.attribution.attribution import Attribution, Baseline, Method
+from regard.inspection.attribution.heads import HeadEffects, ablate_heads
 from regard.inspection.attribution.methods import AttributionRequest, Contrast, attribute_target
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.trace import Trace, compare_predictions
@@ -523,6 +524,39 @@ class Model:
         else:
             items, [hypothesis] = force_targets(predictor, [source], [_check_target(target, search, "explained")])
         return attribute_target(predictor, items[0], hypothesis, request)
+
+    def ablate_heads(
+        self,
+        source: OneSource,
+        *,
+        edits: Sequence[Edit | Mapping[str, Any]] = (),
+        progress: Callable[[float], object] = lambda _: None,
+        **search: Unpack[PredictionOptions],
+    ) -> HeadEffects:
+        """Set the output of each attention head to zero, one at a time, and compute what changes in a prediction.
+
+        Args:
+            source: A text, or another source of the model.
+            edits: Changes with which the model predicts, as for `trace`. A head is ablated in addition to them.
+            progress: A function that is called with the share of the computation that is done, from 0 to 1. If it
+                raises an exception, the computation stops.
+            search: Settings of the search and constraints, as for `predict`.
+
+        Returns:
+            For each head, how the log-probability of the prediction changes, and what the model predicts instead.
+
+        Raises:
+            ConfigError: A search setting is unknown or out of range, an edit is not valid, or the source is empty.
+            ArgumentTypeError: The source or another argument has the wrong type.
+
+        >>> print(model.ablate_heads("3 mai 2009"))
+        """
+        check_search(search, CONSTRAINTS)
+        parsed, predictor = parse_edits(edits), self.predictor
+        check_source(source, predictor.reader)
+        [item] = predictor.reader.read([source])
+        task = apply_edits(predictor, TraceTask(item, *parse_search(search)), parsed)
+        return ablate_heads(predictor, task, check_type("progress", progress, Callable, "a function"))
 
     def align(
         self,

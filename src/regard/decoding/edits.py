@@ -20,11 +20,12 @@ from regard.attention.interventions import (
 )
 from regard.attention.record import find_attentions
 from regard.config import Settings, resolve
+from regard.data.batching import Batch, pad
 from regard.data.sources import DeleteSource, MaskRegion, MaskSource, ReplaceSource, SourceEdit, SourceItem, check_index
 from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.constraints import NO_CONSTRAINTS, Constraints
 from regard.decoding.engine import GREEDY
-from regard.decoding.predictor import SPECIAL_TOKENS, Predictor
+from regard.decoding.predictor import SPECIAL_TOKENS, Predictor, target_log_probs
 from regard.decoding.search import Hypothesis
 from regard.decoding.settings import SearchSettings
 from regard.decoding.tracing import TracedSearch, TraceOptions
@@ -122,6 +123,12 @@ class TraceTask:
         with self._intervene(predictor):
             [[best, *_]] = predictor.predict([self.item], self.search, self.constraints)
         return best
+
+    def score(self, predictor: Predictor, tokens: Sequence[int]) -> float:
+        """Return the log-probability of target tokens."""
+        with self._intervene(predictor), predictor.inference():
+            batch = Batch(predictor.collate([self.item]), pad([tokens]).to(predictor.device), [0], len(tokens))
+            return float(target_log_probs(predictor.model, batch).sum())
 
     @contextmanager
     def _intervene(self, predictor: Predictor) -> Iterator[None]:

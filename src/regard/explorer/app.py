@@ -162,6 +162,14 @@ async def stream_attribution(request: Request) -> Response:
     return StreamingResponse(reports, media_type=LINES)
 
 
+@router.post("/api/heads")
+async def stream_heads(request: Request) -> Response:
+    wanted = await _parse(request, schemas.HeadsRequest)
+    served = _session(request).find(wanted.model)
+    reports = served.worker.stream_reports(lambda report: served.ablate_heads(wanted, report))
+    return StreamingResponse(reports, media_type=LINES)
+
+
 @router.get("/api/page")
 async def get_empty_page(_: Request) -> Response:
     return HTMLResponse(await asyncio.to_thread(render_empty_page))

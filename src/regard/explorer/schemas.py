@@ -148,6 +148,15 @@ class AttributionRequest(Request):
     normalize: bool = False
 
 
+class HeadsRequest(Request):
+    """The prediction whose heads are ablated."""
+
+    model: Annotated[str, Field(max_length=20)]
+    source: Source
+    search: SearchRequest = SearchRequest()
+    edits: Edits = []
+
+
 class CorpusRequest(Request):
     """How many pairs of the test set (or the dev set) to predict, and how."""
 

@@ -24,6 +24,7 @@ from regard.explorer.schemas import (
     AttributionRequest,
     Contrast,
     ExampleSource,
+    HeadsRequest,
     ImageSource,
     NeighborsRequest,
     TextSource,
@@ -178,6 +179,16 @@ class ServedModel:
             )
             report({"result": {"tokens": attribution.tokens, **attribution.document}})
         report({"progress": 1.0})
+
+    def ablate_heads(self, request: HeadsRequest, report: Report) -> None:
+        """Report the progress, from 0 to 1, and the effect of each head."""
+        effects = self.model.ablate_heads(
+            self.read_source(request.source),
+            edits=request.edits,
+            progress=lambda share: report({"progress": share}),
+            **request.search.options,
+        )
+        report({"result": effects.document})
 
     def find_neighbors(self, request: NeighborsRequest) -> Generator[dict[str, Any], None, None]:
         """Yield the progress of the preparation of the training pairs, which is done once, and the nearest of them."""

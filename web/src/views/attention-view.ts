@@ -6,11 +6,12 @@ import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
 import { createScale } from "../color-scale.js";
 import { isHeadOff } from "../edits.js";
 import { FigureRow, framePaper, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure, type Frame } from "../figures.js";
+import type { HeadSummary } from "../heads.js";
 import { colorOf, currentPalette, isDark } from "../palette.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import type { ColorScale, ViewName } from "../state.js";
 import { shared } from "../styles.js";
-import { findLayers, formatPercent, labelToken, readHeads, ROLE_NAMES, type Edit } from "../trace.js";
+import { findLayers, formatNumber, formatPercent, labelToken, readHeads, ROLE_NAMES, type Edit } from "../trace.js";
 import { listTokens } from "../words.js";
 import "./attribution-panel.js";
 import type { AttributionPanel } from "./attribution-panel.js";
@@ -18,6 +19,7 @@ import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent, CellFigure } from "./canvas-figure.js";
 import { renderHypotheses, renderMapControls, renderRefusal, renderSegments, renderUnits } from "./controls.js";
+import "./heads-panel.js";
 import "./row-editor.js";
 import "./scale-legend.js";
 
@@ -103,7 +105,12 @@ export class AttentionView extends View {
     const { view, colors } = this.store.state;
     if (view === "lines") return new LinesFigure({ ...frame, weights, axes, marks });
     const isOff = (layer: number, head: number): boolean => this.isOff(layer, head);
-    return view === "grid" ? new GridFigure({ ...frame, maps: this.heads, axes, colors, isOff }) : new MatrixFigure({ ...frame, weights, axes, colors, marks });
+    return view === "grid" ? new GridFigure({ ...frame, maps: this.heads, axes, colors, isOff, effects: this.effects }) : new MatrixFigure({ ...frame, weights, axes, colors, marks });
+  }
+
+  /** The effects of the heads of this attention, as far as they are computed. */
+  private get effects(): HeadSummary[] {
+    return this.store.effects?.filter(({ role }) => role === this.store.state.role) ?? [];
   }
 
   private isOff(layer: number, head: number): boolean {
@@ -115,7 +122,7 @@ export class AttentionView extends View {
   private get frame(): Frame {
     const width = Math.max(280, this.measureWidth(".plot", 900) - 42);
     const height = Math.max(300, innerHeight - 300);
-    return { width, height, fontSize: null, focus: this.store.state.view === "grid" ? this.tile : this.cell, selected: this.selected };
+    return { width, height, fontSize: null, focus: this.store.state.view !== "grid" ? this.cell : this.isTileChosen ? this.tile : null, selected: this.selected };
   }
 
   private get heads(): Matrix[][] {
@@ -127,6 +134,10 @@ export class AttentionView extends View {
   private get tile(): Cell {
     const { layer, state: { head } } = this.store;
     return { row: typeof layer === "number" ? layer : this.heads.length - 1, column: typeof head === "number" ? head : 0 };
+  }
+
+  private get isTileChosen(): boolean {
+    return typeof this.store.layer === "number" && typeof this.store.state.head === "number";
   }
 
   protected override render(): TemplateResult {
@@ -146,7 +157,7 @@ export class AttentionView extends View {
           <div class="matrices">
             <section class="panel plot stack" aria-label=${this.nameMap(map)}>
               <div class="row"><h2>${this.nameMap(map)}</h2></div>
-              ${view === "text" ? this.renderText(map) : this.renderFigure(map)}
+              ${view === "text" ? this.renderText(map) : view === "grid" ? html`<heads-panel .store=${this.store}>${this.renderFigure(map)}</heads-panel>` : this.renderFigure(map)}
             </section>
             ${this.renderAttribution()}
           </div>
@@ -193,10 +204,11 @@ export class AttentionView extends View {
       : { rows: map.weights.rows, columns: map.weights.columns };
     return html`<canvas-figure
       .figure=${this.createFigure(map, this.frame)}
+      .hovers=${!isGrid}
       .focused=${isGrid ? this.tile : this.cell}
       .size=${size}
       label=${map.title}
-      description=${isGrid ? "Arrow keys select a layer and a head, Enter opens it" : "Arrow keys move, the space bar selects rows"}
+      description=${isGrid ? "Arrow keys choose a layer and a head, Enter opens it" : "Arrow keys move, the space bar selects rows"}
       @cell-focus=${(event: CellEvent) => this.focusCell(map, event, isGrid)}
       @cell-select=${(event: CellEvent) => this.selectCell(map, event, isGrid)}
     ></canvas-figure>`;
@@ -217,7 +229,8 @@ export class AttentionView extends View {
   private selectCell(map: SelectedMap, event: CellEvent, isGrid: boolean): void {
     const { row, column, extend } = event.detail;
     if (isGrid) {
-      this.store.show({ layer: row, head: column, view: "matrix" });
+      const isOpened = this.isTileChosen && row === this.tile.row && column === this.tile.column;
+      this.store.show({ layer: row, head: column, view: isOpened ? "matrix" : "grid" });
       return;
     }
     this.store.focus(map, row, column);
@@ -238,9 +251,12 @@ export class AttentionView extends View {
 
   private renderTileHelp(): TemplateResult {
     const { row: layer, column: head } = this.tile;
+    if (!this.isTileChosen) return html`<p class="panel muted small">Select a head of the grid to see its entropy, and to change its weights.</p>`;
+    const effect = this.effects.find((each) => each.layer === layer && each.head === head);
     const weights = atMost(atMost(this.heads, layer), head);
     return html`<section class="panel stack">
       <h3>Layer ${layer + 1}, head ${head + 1}${this.isOff(layer, head) ? ", off" : ""}</h3>
+      ${effect ? html`<p class="number">${effect.isIdle ? "No effect on the output" : `Without it, the log-probability of the output changes by ${formatNumber(effect.change)}`}.</p>` : ""}
       <p class="number">Average entropy of a row: ${averageEntropy(weights).toFixed(2)} nats of at most ${Math.log(weights.columns).toFixed(2)}.</p>
       <button type="button" class="primary" @click=${() => this.store.show({ layer, head, view: "matrix" })}>Open this head</button>
     </section>`;

@@ -35,6 +35,8 @@ export class CanvasFigure extends LitElement {
   @property({ attribute: false }) figure: CellFigure | null = null;
   @property({ attribute: false }) focused: Cell = { row: 0, column: 0 };
   @property({ attribute: false }) size: { rows: number; columns: number } = { rows: 0, columns: 0 };
+  /** Whether the pointer moves the focus. */
+  @property({ type: Boolean }) hovers = true;
   @property() label = "";
   @property() description = "";
   @query("canvas") private canvas!: HTMLCanvasElement;
@@ -55,7 +57,7 @@ export class CanvasFigure extends LitElement {
   }
 
   private point(event: PointerEvent): void {
-    const cell = this.find(event);
+    const cell = this.hovers && this.find(event);
     if (cell && (cell.row !== this.focused.row || cell.column !== this.focused.column)) this.fire("cell-focus", cell, false);
   }
 

@@ -2,6 +2,7 @@
 import { html, type TemplateResult } from "lit";
 import { atMost } from "../arrays.js";
 import { isHeadOff } from "../edits.js";
+import type { State } from "../state.js";
 import type { Store } from "../store.js";
 import { hasRollout, type Head, type Layer, type MapChoice } from "../selection.js";
 import { findLayers, findRoles, readHeads, ROLE_NAMES, type Role } from "../trace.js";
@@ -11,16 +12,19 @@ const parseChoice = (value: string): Layer => (/^\d+$/.test(value) ? Number(valu
 const renderOption = (value: string | number, text: string, current: unknown): TemplateResult =>
   html`<option value=${value} ?selected=${value === current}>${text}</option>`;
 
+/** Show another attention: by default, its last layer. */
+export function chooseRole(store: Store, role: Role, changes: Partial<State> = { layer: null }): void {
+  const { role: before } = store.state;
+  // The rows of the encoder are source tokens, those of the decoder output tokens.
+  const rows = role !== before && [role, before].includes("encoder-self") ? { rows: [], row: 0 } : {};
+  store.show({ role, ...(role === before ? {} : { column: 0 }), ...rows, ...changes });
+}
+
 /** Selects of role, layer and head. Those with one choice are left out. */
 export function renderMapControls(store: Store, single = false): TemplateResult {
   const { role } = store.state;
   const roles = findRoles(store.trace!);
-  const changeRole = (event: Event): void => {
-    const chosen = (event.target as HTMLSelectElement).value as Role;
-    // The rows of the encoder are source tokens, those of the decoder output tokens.
-    const rows = [role, chosen].includes("encoder-self") ? { rows: [], row: 0 } : {};
-    store.show({ role: chosen, layer: null, column: 0, ...rows });
-  };
+  const changeRole = (event: Event): void => chooseRole(store, (event.target as HTMLSelectElement).value as Role);
   return html`
     ${roles.length > 1
       ? html`<label class="field">Attention

@@ -1,0 +1,48 @@
+/** The effect of each head: what changes in predictions if its output is set to zero. */
+import { at } from "./arrays.js";
+import { ROLE_NAMES, type Role } from "./trace.js";
+
+export interface HeadEffect {
+  attention: string;
+  role: Role;
+  layer: number;
+  head: number;
+  /** The log-probability of the output without the head, minus that with it. */
+  change: number;
+  /** The output without the head. */
+  text: string;
+}
+
+/** The effects of all heads on a prediction. */
+export interface HeadEffects {
+  text: string;
+  score: number;
+  heads: HeadEffect[];
+}
+
+/** The effect of a head on several predictions: `change` is the average, and `text` is the first output. */
+export interface HeadSummary extends HeadEffect {
+  name: string;
+  /** How many outputs are other texts without the head. */
+  changed: number;
+  /** Whether no output changes, nor its probability by 1 %. */
+  isIdle: boolean;
+}
+
+const NEGLIGIBLE = 0.01;
+
+/** Summarize the effects on one or several predictions of a model, the head with the largest effect first. */
+export function summarizeEffects(results: readonly HeadEffects[]): HeadSummary[] {
+  const find = (result: HeadEffects, { attention, head }: HeadEffect): HeadEffect => result.heads.find((each) => each.attention === attention && each.head === head)!;
+  const { heads } = at(results, 0);
+  const hasSeveral = (key: "layer" | "head", effect: HeadEffect): boolean => heads.some((each) => each.role === effect.role && each[key] !== effect[key]);
+  const summaries = heads.map((effect): HeadSummary => {
+    const all = results.map((result) => find(result, effect));
+    const changed = all.filter(({ text }, index) => text !== at(results, index).text).length;
+    const isIdle = !changed && all.every(({ change }) => Math.abs(change) < NEGLIGIBLE);
+    const change = all.reduce((sum, each) => sum + each.change, 0) / all.length;
+    const numbers = (["layer", "head"] as const).filter((key) => hasSeveral(key, effect)).map((key) => `, ${key} ${effect[key] + 1}`);
+    return { ...effect, change, changed, isIdle, name: ROLE_NAMES[effect.role] + numbers.join("") };
+  });
+  return summaries.sort((left, right) => Number(left.isIdle) - Number(right.isIdle) || Math.abs(right.change) - Math.abs(left.change));
+}

@@ -1,0 +1,99 @@
+/** The effect of each head on the prediction, and on other examples: its output is set to zero, one head at a time. */
+import { css, html, type TemplateResult } from "lit";
+import { customElement } from "lit/decorators.js";
+import type { HeadSummary } from "../heads.js";
+import { shared } from "../styles.js";
+import { formatNumber } from "../trace.js";
+import { View } from "./base.js";
+import { chooseRole, renderProgress } from "./controls.js";
+
+/** Up to this number, heads without an effect are named in a sentence. */
+const FEW = 4;
+
+@customElement("heads-panel")
+export class HeadsPanel extends View {
+  static override styles = [
+    shared,
+    css`
+      table { margin-top: var(--space-2); }
+      th, td { padding-inline: 0 var(--space-3); }
+      .number { text-align: end; white-space: nowrap; width: 5em; }
+      .effect { width: 25%; }
+      @media (max-width: 700px) { .effect { display: none; } }
+      .effect i { display: block; height: 8px; border-radius: 3px; background: var(--accent); }
+      td button { min-height: 0; padding: 0; border: 0; background: none; text-align: start; text-decoration: underline; text-underline-offset: 3px; text-decoration-color: var(--line-strong); }
+      tr[aria-current="true"] button { font-weight: 650; color: var(--accent); }
+      bdi { overflow-wrap: anywhere; }
+      .row p { flex: 1; min-width: 15em; }
+    `,
+  ];
+
+  protected override willUpdate(): void {
+    const { store } = this;
+    if (!store.isCurrent || !store.client.isLive) return;
+    const next = store.describeHeads().find((request) => !store.results.has(JSON.stringify(request)));
+    if (next) this.computeResult("heads", next);
+    else this.stop();
+  }
+
+  protected override render(): TemplateResult {
+    const { store } = this;
+    const requests = store.describeHeads();
+    const done = requests.filter((request) => store.results.has(JSON.stringify(request))).length;
+    const { effects } = store;
+    return html`<div class="stack">
+      ${store.state.ablations ? "" : this.renderOffer()}
+      ${this.renderFailure()}
+      ${done < requests.length && store.client.isLive && !this.failure ? renderProgress("Ablating heads", (done + this.progress) / requests.length) : ""}
+      ${effects ? this.renderSummary(effects, done) : ""}
+      <slot></slot>
+      ${effects ? this.renderTable(effects, done) : ""}
+    </div>`;
+  }
+
+  private renderOffer(): TemplateResult | string {
+    if (!this.store.client.isLive) return "";
+    return html`<div class="row">
+      <button type="button" class="primary" id="ablate-each" @click=${() => this.store.show({ ablations: 1 })}>Ablate each head</button>
+      <span class="muted small">Which heads matter? The output of each is set to zero, one at a time, and the outputs are compared.</span>
+    </div>`;
+  }
+
+  private renderSummary(effects: readonly HeadSummary[], examples: number): TemplateResult {
+    const { store } = this;
+    const others = store.otherExamples.length;
+    const idle = effects.filter((each) => each.isIdle);
+    const named = idle.length && idle.length <= FEW ? `: ${idle.map(({ name }) => name).join("; ")}` : "";
+    const heads = `${effects.length} ${effects.length === 1 ? "head" : "heads"}`;
+    return html`<div class="row">
+      <p id="idle"><b>${idle.length || "None"} of ${heads} ${idle.length > 1 ? "have" : "has"} no effect on ${examples > 1 ? `these ${examples} examples` : "this example"}${named}.</b>
+        ${examples > 1 ? "" : "One example is not proof."} Other sources may need them, and heads can replace each other.</p>
+      ${store.state.ablations === 1 && others && store.client.isLive
+        ? html`<button type="button" id="more-examples" @click=${() => store.show({ ablations: 2 })}>Ablate on ${others} more ${others === 1 ? "example" : "examples"}</button>`
+        : ""}
+      <button type="button" class="quiet" @click=${() => store.show({ ablations: 0 })}>Hide</button>
+    </div>`;
+  }
+
+  private renderTable(effects: readonly HeadSummary[], examples: number): TemplateResult {
+    const largest = Math.max(...effects.map(({ change }) => Math.abs(change))) || 1;
+    return html`<table>
+      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples` : ""}. “No effect”: ${examples > 1 ? "no" : "the"} output ${examples > 1 ? "changes" : "stays the same"}, and its probability changes by less than 1 %.</caption>
+      <thead><tr><th>Head</th><th colspan="2">Change</th><th>Output without it</th></tr></thead>
+      <tbody>${effects.map((effect) => this.renderEffect(effect, examples, largest))}</tbody>
+    </table>`;
+  }
+
+  private renderEffect(effect: HeadSummary, examples: number, largest: number): TemplateResult {
+    const { store } = this;
+    const { role, layer, head, change, changed, isIdle, name, text } = effect;
+    const isChosen = role === store.state.role && layer === store.layer && head === store.state.head;
+    const outcome = isIdle ? "no effect" : !changed ? "same output" : examples > 1 ? `other output for ${changed} of ${examples}` : html`<bdi>${text || "(empty)"}</bdi>`;
+    return html`<tr aria-current=${isChosen}>
+      <td><button type="button" @click=${() => chooseRole(store, role, { layer, head })}>${name}</button></td>
+      <td class="number">${formatNumber(change)}</td>
+      <td class="effect"><i .style=${`width:${isIdle ? 0 : (100 * Math.abs(change)) / largest}%`}></i></td>
+      <td class=${changed ? "" : "muted"}>${outcome}</td>
+    </tr>`;
+  }
+}
