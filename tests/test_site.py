@@ -14,7 +14,9 @@ import pytest
 
 import regard
 from reference_pages import list_sections, list_settings, render_commands, render_python, render_settings
+from regard.attention.mechanisms import MECHANISMS
 from regard.cli.verbs import VERBS
+from regard.inspection.explain.facts import find_facts
 from tests_browser import browser, check_accessibility, needs_axe, page
 
 __all__ = ["browser", "page"]
@@ -40,6 +42,10 @@ def test_every_public_name_is_described() -> None:
     page = render_python()
     assert [name for name in regard.__all__ if f"\n## {name}\n" not in page] == []
     assert "### Model.predict" in page
+
+
+def test_every_mechanism_says_when_to_use_it() -> None:
+    assert [name for name, mechanism in MECHANISMS.items() if not mechanism.use.endswith(".")] == []
 
 
 def test_every_command_has_its_options_on_the_page() -> None:
@@ -82,7 +88,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_no_link_is_broken(site: Path) -> None:
     pages = {
-        path.resolve(): _Page(path) for path in site.rglob("*.html") if path.name not in ("404.html", "gallery.html")
+        path.resolve(): _Page(path)
+        for path in site.rglob("*.html")
+        if path.name not in ("404.html", "gallery.html", "explorer-page.html")
     }
     assert len(pages) > 40
     broken = []
@@ -114,8 +122,9 @@ def test_the_search_works_from_a_folder_without_a_network(page: Any, site: Path,
     page.context.set_offline(True)
     page.goto((site / "index.html").as_uri())
     page.keyboard.press("/")
-    page.get_by_role("combobox").press_sequentially(words)
-    page.get_by_role("option").filter(has_text=expected).first.wait_for()
+    search = page.get_by_role("dialog", name="Search")
+    search.get_by_role("combobox").press_sequentially(words)
+    search.get_by_role("option").filter(has_text=expected).first.wait_for()
 
 
 @pytest.mark.slow
@@ -132,6 +141,30 @@ def test_pages_are_accessible(page: Any, site: Path, name: str, theme: str) -> N
 @pytest.mark.slow
 def test_the_landing_page_shows_the_gallery(page: Any, site: Path) -> None:
     page.goto((site / "index.html").as_uri())
-    gallery = page.frame_locator("iframe.live")
-    gallery.get_by_role("link", name="Equation of luong-local-p").click()
-    gallery.locator("equation-view #error").wait_for()
+    page.get_by_role("link", name="The numbers of luong-local-p").click()
+    page.locator("equation-view #error").wait_for()
+    assert page.get_by_label("Model").input_value() == str(list(MECHANISMS).index("luong-local-p"))
+
+
+@pytest.mark.slow
+def test_the_landing_page_shows_the_explorer(page: Any, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
+    explorer = page.frame_locator("iframe.live")
+    explorer.get_by_label("Model").select_option("transformer-model")
+    explorer.get_by_role("tab", name="Attention").click()
+    explorer.locator("attention-view canvas").first.wait_for()
+
+
+@pytest.mark.slow
+def test_the_table_of_mechanisms_is_complete_without_scripts_and_can_be_filtered(page: Any, site: Path) -> None:
+    table = (site / "index.html").read_text("utf-8")
+    assert [name for name in MECHANISMS if f'<td><a href="#{name}">{name}</a></td>' not in table] == []
+    assert [name for name in MECHANISMS if f'<h3 id="{name}">' not in table] == []
+    page.goto((site / "index.html").as_uri())
+    page.get_by_label("gradient").select_option("exact")
+    page.get_by_label("needs past").select_option("yes")
+    expected = [name for name, mechanism in MECHANISMS.items() if find_facts(mechanism).needs_past]
+    assert page.locator(".mechanisms tbody tr:visible td:first-child").all_inner_texts() == expected
+    assert page.locator(".filter output").inner_text() == f"{len(expected)} of {len(MECHANISMS)} mechanisms"
+    assert not page.locator("#bahdanau").is_visible()
+    assert page.locator("#chorowski").is_visible()

@@ -1,7 +1,7 @@
 """Build the documentation site in build/site/html: `make docs`.
 
-The pages are those of docs/, the README and the files for contributors. The reference is generated from the code, and
-the landing page shows the gallery of the explorer.
+The pages are those of docs/, the README and the files for contributors. The landing page and the reference are
+generated from the code.
 """
 
 import re
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from gallery_page import render_landing, select_live
 from reference_pages import render_commands, render_python, render_settings
 from regard.explorer.gallery import read_gallery
 from regard.inspection.trace.page import render_page
@@ -38,8 +39,10 @@ def main() -> None:
         page.write_text(move_links(page.read_text("utf-8"), "../" * len(page.relative_to(PAGES).parts)), "utf-8")
     for name, target in ROOT_PAGES.items():
         (PAGES / target).write_text(move_links((ROOT / name).read_text("utf-8"), ""), "utf-8")
-    shutil.copy(Path(__file__).parent / "index.md", PAGES)
-    (PAGES / "gallery.html").write_text(render_page(read_gallery()), "utf-8")
+    gallery = read_gallery()
+    (PAGES / "index.md").write_text(render_landing(gallery), "utf-8")
+    (PAGES / "gallery.html").write_text(render_page(gallery), "utf-8")
+    (PAGES / "explorer-page.html").write_text(render_page(select_live(gallery)), "utf-8")
     (PAGES / "reference").mkdir()
     for render in (render_commands, render_python, render_settings):
         name = render.__name__.removeprefix("render_")

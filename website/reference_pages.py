@@ -33,7 +33,7 @@ def render_commands() -> str:
         command = context.command
         lines += [f"## {context.command_path}", "", *_paragraphs(command.help or ""), ""]
         lines += ["```text", f"{context.command_path} {' '.join(command.collect_usage_pieces(context))}", "```", ""]
-        lines += _table(["option", "meaning"], [[f"`{name}`", text] for name, text in list_options(context)])
+        lines += table_lines(["option", "meaning"], [[f"`{name}`", text] for name, text in list_options(context)])
         lines += _paragraphs(command.epilog or "")
     return "\n".join(lines)
 
@@ -50,7 +50,7 @@ def render_settings() -> str:
     for title, schema in list_sections():
         lines += [f"## {title}", "", *_paragraphs(_summary(schema)), ""]
         rows = [[f"`{name}`", *cells] for name, *cells in list_settings(schema)]
-        lines += _table(["setting", "type and range", "default", "meaning"], rows)
+        lines += table_lines(["setting", "type and range", "default", "meaning"], rows)
     return "\n".join(lines)
 
 
@@ -213,7 +213,7 @@ def _docstring(part: Any) -> list[str]:
             rows = [
                 [f"`{entry.strip().partition(':')[0]}`", " ".join(entry.partition(":")[2].split())] for entry in entries
             ]
-            lines += _table([heading.rstrip(":"), ""], rows)
+            lines += table_lines([heading.rstrip(":"), ""], rows)
         elif paragraph.startswith("    "):
             lines += ["```python", inspect.cleandoc(paragraph), "```", ""]
         else:
@@ -232,7 +232,7 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+def table_lines(header: list[str], rows: list[list[str]]) -> list[str]:
     if not rows:
         return []
     escaped = [[" ".join(cell.split()).replace("|", r"\|").replace("<", "&lt;") for cell in row] for row in rows]

@@ -42,7 +42,7 @@ _ALL = (
         "e = vᵀ tanh(W q + U k)",
         BAHDANAU,
         "additive",
-        use="The default: it learns on every task of these pages, also if queries and keys have different sizes.",
+        use="The default. It also works if queries and keys have different sizes.",
     ),
     Mechanism(
         "luong-dot",
@@ -93,7 +93,7 @@ _ALL = (
         "e = β cos(q, k)",
         "Graves, Wayne & Danihelka 2014, arXiv:1410.5401",
         "cosine",
-        use="Keys whose length must not matter: only their direction is compared.",
+        use="Keys whose norm must not matter: only their direction is compared.",
     ),
     Mechanism(
         "chorowski",
@@ -115,7 +115,7 @@ _ALL = (
         XU,
         "additive",
         select="hard",
-        use="One slot at each step, to compare with soft attention. It is slow to train, because it samples.",
+        use="One slot at each step, to compare with soft attention. It samples, so it needs more training steps.",
     ),
     Mechanism(
         "scaled-dot",
@@ -154,7 +154,7 @@ _ALL = (
         "Peters, Niculae & Martins 2019, arXiv:1905.05702",
         "additive",
         select="entmax15",
-        use="Exact zeros as with sparsemax, but easier to train.",
+        use="Exact zeros as with sparsemax, for fewer slots: it is between softmax and sparsemax.",
     ),
     Mechanism(
         "straight-through",
