@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from regard.training.planning.trials import usable_cores
+from regard.operating_system import usable_cores
 
 BUSY_LOOP = "while True: pass"
 LOWER_IS_BETTER = {"wer", "per", "cer", "ser", "ter"}

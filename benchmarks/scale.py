@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
-from regard.data.tokens.processes import usable_cores
 from regard.formatting import table
+from regard.operating_system import usable_cores
 from scale_model import (
     Constants,
     Model,

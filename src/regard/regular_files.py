@@ -9,12 +9,13 @@ import os
 import stat
 from pathlib import Path
 
+from regard import operating_system
+
 
 def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a regular file for reading bytes. Raise OSError for anything else."""
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for a writer. It has no effect on a regular file.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(path, os.O_RDONLY | operating_system.NONBLOCKING | operating_system.BINARY)
     except ValueError:
         raise OSError(errno.EINVAL, "its name contains an invalid character", str(path)) from None
     mode = os.fstat(descriptor).st_mode

@@ -16,7 +16,7 @@ SOURCE = Path(regard.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
-    {"urls", "version"},
+    {"operating_system", "urls", "version"},
     {"formatting", "regular_files"},
     {"errors", "quantities"},
     {"yaml_reader"},
@@ -215,7 +215,8 @@ def test_json_that_is_written_is_valid() -> None:
 
 
 MAY_OPEN_FILES = {
-    "regular_files.py", "data/lines.py", "config.py", "inspection/trace/page.py", "explorer/gallery.py", "registry.py",
+    "operating_system.py", "regular_files.py", "data/lines.py",
+    "config.py", "inspection/trace/page.py", "explorer/gallery.py", "registry.py",
 }  # fmt: skip
 """The modules that open files themselves: pipes of the shell, files of the package, and the source of plugins."""
 

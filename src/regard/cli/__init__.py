@@ -6,6 +6,7 @@ import click
 
 from regard.cli.failures import report_failures
 from regard.formatting import open_lossy_stderr
+from regard.operating_system import use_utf8
 from regard.training.signals import exit_on_interrupts_of_imports, exit_on_signals
 
 
@@ -18,7 +19,7 @@ def main() -> None:
         exit_on_interrupts_of_imports()
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in options
-    _use_utf8()
+    use_utf8()
     sys.stderr = open_lossy_stderr()
     with report_failures(debug=debug):
         from regard.cli.verbs import regard
@@ -27,11 +28,3 @@ def main() -> None:
         code = regard.main(words, standalone_mode=False, prog_name="regard")
         if code:
             raise click.exceptions.Exit(code)
-
-
-def _use_utf8() -> None:
-    """Write UTF-8 on Windows, where redirected output has a legacy code page that lacks most scripts."""
-    if sys.platform == "win32":
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.reconfigure(encoding="utf-8")

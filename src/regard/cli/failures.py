@@ -1,6 +1,5 @@
 """Failures at the command line: one paragraph on stderr and an exit code; a traceback only with --debug."""
 
-import errno
 import os
 import sys
 import traceback
@@ -19,6 +18,7 @@ from regard.errors import (
     is_memory_failure,
 )
 from regard.formatting import short_path
+from regard.operating_system import is_broken_pipe
 from regard.training.ranks import get_rank
 
 
@@ -40,7 +40,7 @@ def report_failures(*, debug: bool) -> Iterator[None]:
             raise
         _fail(f"{short_path(caller)} called sys.exit({stop.code}), so the command did not finish. Remove the call.", 2)
     except BaseException as error:
-        if isinstance(error, OSError) and _is_broken_pipe(error):
+        if isinstance(error, OSError) and is_broken_pipe(error):
             _exit(1)
         if debug:
             raise
@@ -77,13 +77,6 @@ def _report(error: BaseException) -> NoReturn:
         )
     kind = type(error).__name__
     _fail(f"This is a bug in regard: {kind}: {error}. Please report it with the output of --debug.", 70)
-
-
-def _is_broken_pipe(error: OSError) -> bool:
-    """Whether the reader of the output has exited, as `head` does. Windows reports this as an invalid argument."""
-    if isinstance(error, BrokenPipeError):
-        return True
-    return sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
 
 
 def _fail(message: str, code: int) -> NoReturn:

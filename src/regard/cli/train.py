@@ -1,9 +1,7 @@
 """regard train"""
 
-import contextlib
 import functools
 import logging
-import os
 import statistics
 import sys
 import time
@@ -16,9 +14,9 @@ import click
 from regard.cli.options import IMAGES, file_settings, number_option, reader_options, reader_settings
 from regard.data.pair_files import EXTENSIONS
 from regard.formatting import short_path
+from regard.operating_system import process_age
 from regard.overrides import parse_overrides
 from regard.quantities import Minutes, RunCount, WorkerCount
-from regard.regular_files import read_regular
 from regard.runs.folder import ACCEPT_CHANGES, INIT_FROM, RunFolder, local_folder, locate, resolve_run
 from regard.runs.settings import RunSettings, with_deadline
 from regard.training.ranks import count_ranks, get_rank
@@ -126,7 +124,7 @@ def command(
 
     Prints the run folder on stdout; progress goes to stderr.
     """
-    started = time.monotonic() - _process_age()  # so the deadline includes the time for imports
+    started = time.monotonic() - process_age()  # so the deadline includes the time for imports
     if find and (devices or count_ranks() > 1):
         raise click.UsageError("--find needs one process. Remove --devices, or start it without torchrun.")
     if devices and devices > 1:
@@ -222,15 +220,6 @@ def _follow(runs: int, started: float) -> None:
     logging.getLogger("regard").setLevel(logging.ERROR)  # rank 0 prints the warnings
     for _ in range(runs):
         loop.follow(started)
-
-
-def _process_age() -> float:
-    """Return the seconds since this process was started; on systems other than Linux its CPU time, which is less."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = read_regular("/proc/self/stat").decode().rpartition(")")[2].split()
-            return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.process_time()
 
 
 def _check_separate_folder(start: str | None, folder: RunFolder) -> None:

@@ -1,47 +1,48 @@
-"""Open directories whose files are written without following links, and the lock of a run folder. Requires a POSIX
-system.
+"""Open directories whose files are written without following links, and the lock of a run folder.
 
 A run folder may come from an untrusted source, and another folder may replace it during training. So files are
-created, renamed and removed relative to a descriptor of the directory, and an existing file is never opened for
-writing. Only one process trains in a run folder, and it writes only while the folder is at its path.
+created, renamed and removed in an `OpenDirectory`, and an existing file is never opened for writing. Only one
+process trains in a run folder, and it writes only while the folder is at its path.
 """
 
 import os
-import shutil
 import stat
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, final
 
 from regard.errors import ConfigError, ModelError, RunInUseError
+from regard.operating_system import NONBLOCKING, OpenDirectory, describe_stop, try_lock
 from regard.regular_files import describe_kind
 
 
 @final
 @dataclass(frozen=True)
 class Directory:
-    """An open directory. Its descriptor stays valid when the directory is moved. Names have no separators."""
+    """An open directory, whose files are replaced in one step. Names have no separators."""
 
-    path: Path
-    """The path at which it was opened, for messages."""
-    descriptor: int
+    opened: OpenDirectory
     check: Callable[[], object]
     """Called before every change; raises if the directory must not be written to any more."""
 
+    @property
+    def path(self) -> Path:
+        """The path at which it was opened, for messages."""
+        return self.opened.path
+
     def names(self) -> list[str]:
-        return sorted(os.listdir(self.descriptor))
+        return self.opened.names()
 
     def read(self, name: str) -> bytes:
-        with open(self._open(name, os.O_RDONLY), "rb") as handle:
+        with open(self.opened.open(name, os.O_RDONLY), "rb") as handle:
             return handle.read()
 
     def create(self, name: str) -> BinaryIO:
         """Open a new file for writing; an old one of the same name is removed."""
         self.remove(name)
-        return open(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
+        return open(self.opened.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
 
     def write(self, name: str, content: bytes) -> None:
         """Write a draft, sync it and rename it, so that a reader finds either the old file or the new one."""
@@ -49,6 +50,19 @@ class Directory:
         self.write_synced(draft, content)
         self.rename(draft, name)
         self.sync()
+
+    def write_log(self, name: str, lines: Iterable[bytes]) -> BinaryIO:
+        """Write the first lines of a file, as `write` does, and return it. It remains open for more lines."""
+        draft = f".{name}"
+        log = self.create(draft)
+        log.writelines(lines)
+        log.flush()
+        if self.opened.renames_open_files:
+            self.rename(draft, name)
+            return log
+        log.close()
+        self.rename(draft, name)
+        return open(self.opened.open(name, os.O_WRONLY | os.O_APPEND), "ab")
 
     def write_synced(self, name: str, content: bytes) -> None:
         with self.create(name) as handle:
@@ -58,37 +72,25 @@ class Directory:
 
     def rename(self, old: str, new: str) -> None:
         self.check()
-        os.replace(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+        self.opened.rename(old, new)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with its contents; a name that does not exist is ignored."""
         self.check()
-        try:
-            kind = os.lstat(name, dir_fd=self.descriptor).st_mode
-            if stat.S_ISDIR(kind):
-                shutil.rmtree(name, dir_fd=self.descriptor)
-            else:
-                os.unlink(name, dir_fd=self.descriptor)
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError):
+            self.opened.remove(name)
 
     def sync(self) -> None:
-        os.fsync(self.descriptor)
+        self.opened.sync()
 
     @contextmanager
     def subdirectory(self, name: str) -> Iterator["Directory"]:
         """Open a directory in this one, which is created if it does not exist."""
         self.check()
         with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=self.descriptor)
-        descriptor = self._open(name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield Directory(self.path / name, descriptor, self.check)
-        finally:
-            os.close(descriptor)
-
-    def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=self.descriptor)
+            self.opened.make_directory(name)
+        with closing(OpenDirectory(self.path / name, self.opened)) as opened:
+            yield Directory(opened, self.check)
 
 
 def reject_links(path: Path) -> None:
@@ -127,16 +129,16 @@ LOCK = ".lock"
 class LockedFolder:
     """A run folder that is locked by this process."""
 
-    def __init__(self, path: Path, descriptor: int, lock: int) -> None:
-        self.path = path
-        self.directory = Directory(path, descriptor, self.check)
-        self._folder, self._lock = os.fstat(descriptor), os.fstat(lock)
+    def __init__(self, opened: OpenDirectory, lock: int) -> None:
+        self.path = opened.path
+        self.directory = Directory(opened, self.check)
+        self._folder, self._lock = opened.status(), os.fstat(lock)
 
     def check(self) -> None:
         """Raise RunInUseError unless the path still leads to this folder, with its lock in it."""
         if self._is_at(self.path):
             return
-        if os.fstat(self.directory.descriptor).st_nlink == 0:
+        if self.directory.opened.is_removed():
             raise RunInUseError(
                 f"{self.path} and its checkpoints were removed during training. To start from scratch, run the same "
                 "command."
@@ -150,7 +152,7 @@ class LockedFolder:
         """If the folder was moved, use its new path from now on and return it; None if it was not moved."""
         if self._is_at(self.path):
             return None
-        moved = _current_path(self.directory.descriptor)
+        moved = self.directory.opened.find_path()
         if moved is not None and self._is_at(moved):
             self.path = moved
         self.check()
@@ -179,44 +181,28 @@ def lock_folder(path: Path) -> Iterator[LockedFolder]:
     reject_links(path)
     if path.resolve() != path.absolute():  # a link in the path may be changed later
         path = path.resolve()
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=descriptor)
+    with closing(OpenDirectory(path)) as opened:
+        lock = opened.open(LOCK, os.O_RDWR | os.O_CREAT | NONBLOCKING)
         try:
             _acquire(path, lock)
-            yield LockedFolder(path, descriptor, lock)
+            yield LockedFolder(opened, lock)
         finally:
             os.close(lock)
-    finally:
-        os.close(descriptor)
 
 
 def _acquire(path: Path, lock: int) -> None:
-    from filelock import lock_descriptor
-
     status = os.fstat(lock)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise ModelError(
             f"{path / LOCK} is a link or a special file, and writing to it could change a file elsewhere. Remove it."
         )
-    if not lock_descriptor(lock, blocking=False):
+    if not try_lock(lock):
+        os.lseek(lock, 1, os.SEEK_SET)  # Windows locks the first byte against reading
         content = os.read(lock, 32).decode("ascii", "replace").strip()
         holder = content if content.isdigit() else "unknown"
         raise RunInUseError(
-            f"{path} is in use: process {holder} is training there. Wait for it, stop it with `kill {holder}` (it "
-            "saves its state), or choose another folder with --out (out=… in Python)."
+            f"{path} is in use: process {holder} is training there. Wait for it, stop it with "
+            f"{describe_stop(holder)} (it saves its state), or choose another folder with --out (out=… in Python)."
         )
     os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
-
-
-def _current_path(descriptor: int) -> Path | None:
-    """Return the path of an open directory, if the system provides it."""
-    try:
-        if sys.platform == "darwin":
-            import fcntl
-
-            return Path(os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
-        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    except OSError:
-        return None
+    os.write(lock, f" {os.getpid()}".encode())

@@ -74,12 +74,8 @@ class EventLog(EventWriter):
     def __init__(self, directory: Directory, keep: Callable[[dict[str, Any]], bool], log_every: int = 1) -> None:
         super().__init__(log_every)
         content = directory.read(EVENTS) if EVENTS in directory.names() else b""
-        draft = f".{EVENTS}"
         # The handle remains valid if the folder is moved.
-        self._handle = directory.create(draft)
-        self._handle.writelines(line.encode() for line, event in _lines(content) if keep(event))
-        self._handle.flush()
-        directory.rename(draft, EVENTS)
+        self._handle = directory.write_log(EVENTS, (line.encode() for line, event in _lines(content) if keep(event)))
 
     def write(self, event: str, **values: Any) -> None:
         line = {"event": event, **values, "time": round(time.time(), 3)}

@@ -1,8 +1,6 @@
 """The application of `regard serve`: its endpoints, which `docs/serving-api.md` describes."""
 
 import asyncio
-import ctypes
-import gc
 import logging
 import re
 import secrets
@@ -24,6 +22,7 @@ from regard.data.images.pixels import decode_image
 from regard.errors import RegardError
 from regard.formatting import name_language, parse_json, to_json
 from regard.models.settings import IMAGE, TEXT
+from regard.operating_system import return_free_memory
 from regard.serving import page
 from regard.serving.detection import Detection, detect
 from regard.serving.documents.files import FILE_FORMATS, read_file
@@ -122,7 +121,7 @@ class Session:
             log.warning("The models were replaced: %s.", ", ".join(catalog.by_name))
             await previous.close()
             del previous
-            await asyncio.to_thread(_return_free_memory)
+            await asyncio.to_thread(return_free_memory)
         return True
 
     async def watch(self) -> None:
@@ -546,15 +545,6 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _return_free_memory() -> None:
-    """Return the memory of objects that are not used any more to the system. The allocator of glibc would keep most of
-    the weights of a model that was replaced.
-    """
-    gc.collect()
-    with suppress(OSError, AttributeError):  # another system or library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _store(folder: Path, name: str, content: bytes) -> None:

@@ -9,12 +9,13 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
 from regard.errors import ConfigError
+from regard.operating_system import shared_lock
 from regard.regular_files import read_regular
 from regard.serving.errors import RequestError
 from regard.serving.settings import AccessSettings
@@ -210,7 +211,8 @@ class Rates:
         """
         identity = int.from_bytes(hashlib.blake2b(owner.encode("utf-8", "replace"), digest_size=8).digest()) or 1
         capacity = max(1.0, rate)
-        with self._lock():
+        # The kernel unlocks the file if the process is killed.
+        with nullcontext() if self._file < 0 else shared_lock(self._file):
             offset, tokens, last = self._find(identity, capacity, now)
             tokens = min(capacity, tokens + max(0.0, now - last) * rate / 60)
             wait = max(0.0, 1 - tokens) * 60 / rate
@@ -229,17 +231,3 @@ class Rates:
                 return offset, capacity, now
             oldest = min(oldest, (offset, last), key=lambda slot: slot[1])
         return oldest[0], capacity, now
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Lock the table. The kernel unlocks the file if the process is killed."""
-        if self._file < 0:
-            yield
-            return
-        import fcntl
-
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)

@@ -5,7 +5,6 @@ describes the steps of `_Server.shutdown`, in their order.
 """
 
 import asyncio
-import ctypes
 import errno
 import logging
 import os
@@ -13,7 +12,6 @@ import selectors
 import signal
 import socket
 import ssl
-import struct
 import sys
 import tempfile
 import threading
@@ -35,6 +33,14 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from regard.errors import ConfigError, RegardError, ResourceError, is_memory_failure
 from regard.formatting import quantity, to_json
+from regard.operating_system import (
+    HAS_SIGNAL_MASKS,
+    RELOAD_SIGNAL,
+    STOP_SIGNALS,
+    blocked_signals,
+    ignore_attempts_to_connect,
+    prepare_listener,
+)
 from regard.serving.logs import configure_logging
 from regard.serving.settings import ServerOptions
 
@@ -59,9 +65,7 @@ _STABLE: Final = 60.0
 _MAX_DELAY: Final = 30.0
 _SECONDS_TO_EXIT: Final = 10.0
 """How long a worker may take to exit after all its requests are answered or cancelled."""
-_SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-_USER_TIMEOUT: Final = 30_000
-"""After how many milliseconds the kernel closes a connection whose client does not read its response."""
+_SIGNALS: Final = [*STOP_SIGNALS, *([] if RELOAD_SIGNAL is None else [RELOAD_SIGNAL])]
 
 
 def run_server(create_app: Callable[[], Starlette], options: ServerOptions) -> None:
@@ -82,8 +86,8 @@ def run_server(create_app: Callable[[], Starlette], options: ServerOptions) -> N
     with _bind(options.host, options.port) as listener:
         if options.workers == 1:
             _serve_alone(create_app, options, listener)
-        elif sys.platform == "win32":
-            raise ConfigError("--workers: Windows does not support several workers. Omit it.")
+        elif not HAS_SIGNAL_MASKS:
+            raise ConfigError("--workers: this system does not support several workers. Omit it.")
         else:
             _Supervisor(create_app, options, listener).run()
 
@@ -93,10 +97,7 @@ def _bind(host: str, port: int) -> socket.socket:
     # asyncio sets TCP_NODELAY only if the protocol is named. Without it, responses of two packets can take 40 ms more.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if sys.platform != "win32":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sys.platform == "linux":
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT)
+        prepare_listener(listener)
         listener.bind((host, port))
     except (UnicodeError, TypeError):  # the codec for host names rejects it
         listener.close()
@@ -208,7 +209,7 @@ class _Server(uvicorn.Server):
         end = clock() + self.options.drain
         connections: set[Any] = self.server_state.connections
         self.draining = self._app.state.is_draining = True
-        _ignore_attempts_to_connect(self._listener)
+        ignore_attempts_to_connect(self._listener)
         for each in connections:
             each.announce_end()
         # Connections that are established are served. Those that wait to be accepted would be reset by closing.
@@ -254,29 +255,6 @@ class _Server(uvicorn.Server):
             log.error(f"The reload failed: {error}")
         except Exception:
             log.exception("The reload failed.")
-
-
-def _ignore_attempts_to_connect(listener: socket.socket) -> None:
-    """Drop the first packet of each handshake. Other packets are processed, so that handshakes end.
-
-    The client sends the packet again after a second. If the socket has been closed meanwhile, it is refused.
-    """
-    if sys.platform != "linux":
-        return  # a connection that is accepted by the kernel while the socket is closed is reset
-    # Berkeley packet filter: drop the packet if, of the flags SYN and ACK (byte 13 of the TCP header), only SYN is set.
-    program = (
-        (0x30, 0, 0, 13),  # load byte 13
-        (0x54, 0, 0, 0x12),  # and with ACK | SYN
-        (0x15, 0, 1, 0x02),  # if it is not SYN, skip one instruction
-        (0x06, 0, 0, 0),  # drop
-        (0x06, 0, 0, 0xFFFFFFFF),  # accept
-    )
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
-    so_attach_filter = 26
-    with suppress(OSError):  # a sandbox may not support it
-        listener.setsockopt(
-            socket.SOL_SOCKET, so_attach_filter, struct.pack("HP", len(program), ctypes.addressof(code))
-        )
 
 
 def _is_readable(stream: Any) -> bool:
@@ -409,7 +387,7 @@ def _serve_alone(create_app: Callable[[], Starlette], options: ServerOptions, li
 
     def handle(number: int, frame: FrameType | None) -> None:
         del frame
-        if number not in (signal.SIGINT, signal.SIGTERM):
+        if number == RELOAD_SIGNAL:
             server.should_reload = True
         elif server.started and not server.should_exit:
             server.should_exit = True
@@ -527,11 +505,8 @@ class _Supervisor:
         now = time.monotonic()
         for due in [due for due in self._due if due <= now]:
             self._due.remove(due)
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the worker inherits it
-            try:
+            with blocked_signals(*_SIGNALS):  # the worker inherits the mask
                 self._workers.append(self._start())
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _wait(self) -> None:
         """Wait until a signal or a message arrives, a worker ends, a worker must be started, or the time is over."""
@@ -543,7 +518,7 @@ class _Supervisor:
     def _handle_signals(self) -> None:
         while connection.wait([self._wakeup], 0):
             number = os.read(self._wakeup, 1)[0]
-            if number not in (signal.SIGINT, signal.SIGTERM):
+            if number == RELOAD_SIGNAL:
                 for worker in self._workers:
                     worker.send("reload")
             elif self._end is None:

@@ -138,8 +138,8 @@ class Roster:
         connected, urgent, sent_at, left = dict(self._connections), None, 0.0, False
         while not left:
             ranks = {id(connection): rank for rank, connection in connected.items()}
-            for ready in wait([self._woken, *connected.values()], timeout=min(_BEAT, self.timeout / 8)):
-                assert isinstance(ready, Connection)
+            readable = wait([self._woken, *connected.values()], timeout=min(_BEAT, self.timeout / 8))
+            for ready in list[Any](readable):
                 if ready is self._woken:
                     ready.recv_bytes()
                 elif not self._receive(ranks[id(ready)], ready):

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from regard.errors import Interrupted
+from regard.operating_system import STOP_SIGNALS
 
 
 @dataclass
@@ -56,7 +57,7 @@ def exit_on_signals() -> None:
         _exit_with_message(f"Stopped by {signal.Signals(number).name}. Run the same command again.")
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, end)
 
 
@@ -110,7 +111,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if not request.deferred:
             raise _Stopped
 
-    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, request_stop) for number in STOP_SIGNALS}
     try:
         yield request
         if request and not request.deferred:  # a native library ignored the exception

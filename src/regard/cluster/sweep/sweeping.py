@@ -165,7 +165,7 @@ def _run_in_processes(state: SweepState, workers: int, display: SweepDisplay) ->
     """Train in several processes, which share the CPU cores and the GPUs."""
     import torch
 
-    from regard.data.tokens.processes import usable_cores
+    from regard.operating_system import usable_cores
 
     threads = max(1, usable_cores() // workers)
     if state.settings.training.threads > threads:

@@ -21,6 +21,7 @@ from regard.config import resolve
 from regard.errors import Interrupted, RegardError, ResourceError, RunInUseError, is_disk_failure
 from regard.evaluation.settings import Metric
 from regard.formatting import shorten
+from regard.operating_system import ignore_terminal
 from regard.registry import import_plugins
 from regard.runs.callbacks import Callback, ValidationInfo
 from regard.runs.events import CountDisplay, read_events
@@ -222,8 +223,9 @@ def _receive(worker: _Worker) -> tuple[Outcome, bool]:
 
 def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
-        hint = ", probably because memory ran out" if -code == signal.SIGKILL else ""
-        return f"the process was killed by {signal.Signals(-code).name}{hint}"
+        name = signal.Signals(-code).name
+        hint = ", probably because memory ran out" if name == "SIGKILL" else ""
+        return f"the process was killed by {name}{hint}"
     return f"the process ended with exit code {code}"
 
 
@@ -239,7 +241,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
 def _train_in_worker(environment: dict[str, str], pipe: "connection.Connection[Any, Any]") -> None:
     """Train runs in a new process, which has not imported torch yet."""
     os.environ.update(environment)
-    os.setpgrp()  # Ctrl-C reaches only the parent, which stops its workers
+    ignore_terminal()  # the parent stops its workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     logging.getLogger("regard").addHandler(logging.NullHandler())
     while True:

@@ -13,6 +13,7 @@ import sys
 from typing import IO, Any
 
 from regard.errors import ResourceError
+from regard.operating_system import own_session, usable_cores
 
 _SIZE = struct.Struct("<q")
 
@@ -24,7 +25,7 @@ class WorkerProcess:
         command = [sys.executable, "-m", module]
         env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, **own_session()
         )
 
     def send(self, message: Any) -> None:
@@ -80,10 +81,3 @@ def usable_threads() -> int:
     if requested.isdecimal() and int(requested):
         return int(requested)
     return usable_cores()
-
-
-def usable_cores() -> int:
-    """Return the number of CPU cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):  # Linux; macOS and Windows do not restrict a process to some of the cores
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

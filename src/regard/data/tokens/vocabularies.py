@@ -20,14 +20,14 @@ from regard.data.tokens.bpe_learner import learn_merges
 from regard.data.tokens.pretokenization import MAX_WORD_LENGTH
 from regard.errors import ConfigError, DataError
 from regard.formatting import quantity
+from regard.operating_system import call_in_forks
 
 log = logging.getLogger(__name__)
 
 # If the variable is set, the library does not warn when the process forks. A forked child has none of the library's
 # threads, and must not use them.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
+call_in_forks(lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 PAD, UNKNOWN, START, END = range(4)
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
