@@ -52,6 +52,12 @@ def second_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder(path)
 
 
+@pytest.fixture(scope="session")
+def executions(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Path:
+    """The folder of the executed lessons of the course, which all processes of one test run share."""
+    return tmp_path_factory.getbasetemp().parent / f"course-{testrun_uid}"
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Callable[..., Result]:
     """Run `regard …` in a separate process, in an empty folder. `start=run_fresh` starts a new interpreter."""

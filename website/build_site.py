@@ -4,6 +4,7 @@ The pages are those of docs/, the README and the files for contributors. The lan
 generated from the code.
 """
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from course_pages import render_lessons
 from gallery_page import render_landing, select_live
 from reference_pages import render_commands, render_python, render_settings
 from regard.explorer.gallery import read_gallery
@@ -32,6 +34,11 @@ LINK: Final = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)]*)?(\))")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--executions", type=Path, default=ROOT / "build" / "course", help="folder of the executed lessons"
+    )
+    executions = parser.parse_args().executions
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
     shutil.copytree(Path(__file__).parent / "assets", PAGES / "assets")
@@ -47,6 +54,7 @@ def main() -> None:
     for render in (render_commands, render_python, render_settings):
         name = render.__name__.removeprefix("render_")
         (PAGES / "reference" / f"{name}.md").write_text(render(), "utf-8")
+    render_lessons(PAGES / "course", executions)
     shutil.copy(Path(__file__).with_name("zensical.toml"), BUILD)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=BUILD, check=True)
     print(BUILD / "html" / "index.html")

@@ -41,8 +41,9 @@ LAYERS = [
     {"serving"},
     {"cli"},
     {"__init__", "__main__"},
+    {"course"},
 ]
-"""A package imports from the layers before its own, and from itself. `import regard` is an import of the last one."""
+"""A package imports from the layers before its own, and from itself. `import regard` is an import of `__init__`."""
 
 
 @cache

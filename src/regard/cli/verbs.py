@@ -28,6 +28,7 @@ VERBS = {
     "presets": "List the presets, or print one.",
     "explain": "Print what a model computes, what it costs and which kernels it uses.",
     "mechanisms": "List the attention mechanisms by name.",
+    "course": "List the lessons of the course, or open one in Jupyter.",
     "completion": "Print a script for shell completion: bash, zsh or fish.",
     "manual": "Write manual pages for `man regard`.",
 }

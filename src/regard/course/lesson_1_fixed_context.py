@@ -1,0 +1,156 @@
+# %% [markdown]
+# # Lesson 1: A fixed context
+#
+# How a network turns one sequence into another through a single vector, and why this fails for long sequences.
+
+# %% [markdown]
+# ## The idea
+#
+# *Sequence to sequence* means: a sequence goes in, and another one comes out. A sentence becomes its translation, and
+# a date becomes its standard form. Their lengths can differ.
+#
+# The first neural networks for this task (Sutskever et al. 2014, Cho et al. 2014) have two parts:
+#
+# - The **encoder** reads the input, one token at a time. A token is a word or, in this lesson, a letter. After each
+#   token, the encoder updates a vector of fixed size, its *state*. The last state is called the **context**.
+# - The **decoder** starts from the context and writes the output, one token at a time, until it writes a token that
+#   means *end*.
+#
+# The context is all that the decoder knows about the input. It has the same size for 2 letters as for 200. This lesson
+# measures what follows from that.
+
+# %% [markdown]
+# ## The equation
+#
+# Let $x_1, \dots, x_m$ be the vectors of the $m$ input tokens, and $y_1, \dots, y_t$ the output tokens. The encoder
+# computes the states $h_1, \dots, h_m$, and the last one is the context $c$:
+#
+# $$h_j = f(x_j, h_{j-1}), \qquad c = h_m$$
+#
+# The decoder has states $s_i$. Each one is computed from the output token before it. The first decoder state $s_0$ is
+# computed from $c$. The probability of the next token is computed from the state:
+#
+# $$s_i = g(y_{i-1}, s_{i-1}), \qquad p(y_i \mid y_1, \dots, y_{i-1}, x) = \operatorname{softmax}(W s_i)$$
+#
+# $f$ and $g$ are recurrent networks, here GRUs (gated recurrent units), and $W$ is a matrix. All their numbers are
+# learned. The softmax turns any numbers into positive numbers that sum to 1.
+#
+# Look for $x$ on the right-hand sides of the second line: it does not occur. The input reaches the output only through
+# $c$.
+
+# %% [markdown]
+# ## In Python
+#
+# The task is to reverse a string: `abc` becomes `cba`. It needs no data, every token of the input matters, and there is
+# exactly one correct output. We train on strings of 2 to 12 letters.
+
+# %%
+import random
+import tempfile
+
+import matplotlib.pyplot as plt
+
+import regard
+
+LETTERS = "abcdefghij"
+TASK = {"data.letters": len(LETTERS), "data.shortest": 2, "data.longest": 12, "data.dev": 200}
+TRAINING = {"training.steps": 600, "training.validate_every": 600}
+
+run = regard.train("sequences", {"model": "fixed", **TASK, **TRAINING}, out=tempfile.mkdtemp(), quiet=True)
+model = run.load(device="cpu")
+print(model.predict("abc").text)
+
+# %% [markdown]
+# A model of the kind `fixed` has no attention. Its encoder reads the string in both directions, and the two last states
+# form the context: 128 numbers.
+#
+# One short string is no proof. For each length, we let the model reverse 100 random strings, and count how many outputs
+# are completely correct.
+
+
+# %%
+def accuracy(model: regard.Model, length: int) -> float:
+    """Return the share of random strings of this length that the model reverses without an error."""
+    generator = random.Random(length)
+    strings = ["".join(generator.choices(LETTERS, k=length)) for _ in range(100)]
+    predictions = model.predict(strings)
+    return sum(each.text == string[::-1] for each, string in zip(predictions, strings, strict=True)) / len(strings)
+
+
+lengths = range(2, 19, 2)
+accuracies = {length: accuracy(model, length) for length in lengths}
+for length in lengths:
+    print(f"{length:2} letters: {accuracies[length]:4.0%}")
+
+# %% alt="Accuracy by length: almost 100% for 4 letters, less than a half for 10, and 0 from 14 letters on."
+figure, axes = plt.subplots(figsize=(7, 3.2))
+axes.plot(lengths, list(accuracies.values()), marker="o")
+axes.axvspan(2, 12, alpha=0.12, label="lengths of the training strings")
+axes.set(xlabel="letters in the input", ylabel="strings reversed correctly", ylim=(-0.03, 1.03))
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# Two things happen:
+#
+# 1. **Within the training lengths, accuracy falls with the length.** The model has seen thousands of strings of 12
+#    letters, and reverses almost none of them correctly. Each letter must be stored in the same 128 numbers, and the
+#    more letters are stored, the harder it is to recover each of them.
+# 2. **Beyond the training lengths, accuracy is zero.** The model has never had to store so many letters.
+#
+# What do the errors look like?
+
+# %%
+for string in ("abcd", "abcdefgh", "abcdefghijabcdef"):
+    print(f"{string[::-1]:17} ← expected\n{model.predict(string).text:17} ← predicted\n")
+
+assert accuracies[4] > 0.9 > 0.5 > accuracies[10]
+assert max(accuracies[length] for length in lengths if length > 12) < 0.1
+
+# %% [markdown]
+# ## Experiment
+#
+# `SIZE` is the size of the context. **Change it to 64 or 256, and run the cell again. Before you do: which lengths do
+# you expect to become better or worse?** With 64 numbers, the run takes half a minute or less.
+
+# %%
+SIZE = 128
+
+if SIZE != 128:
+    size = {"model.encoder.hidden": SIZE // 2, "model.decoder.hidden": SIZE}
+    other = regard.train(
+        "sequences", {"model": "fixed", **size, **TASK, **TRAINING}, out=tempfile.mkdtemp(), quiet=True
+    ).load(device="cpu")
+    print("letters    128 ", SIZE)
+    for length in lengths:
+        print(f"{length:7} {accuracies[length]:6.0%} {accuracy(other, length):5.0%}")
+
+# %% [markdown]
+# ## Questions
+#
+# <details>
+# <summary>1. The decoder uses the context only once, for its first state. Why can it still write the last
+# letter?</summary>
+#
+# The context determines $s_0$, and each state is computed from the state before it. The decoder must carry the letters
+# that it has not written yet from state to state.
+#
+# </details>
+# <details>
+# <summary>2. A context of 128 numbers of 32 bits has 4,096 bits, and 12 letters out of 10 need only 40 bits. So why
+# does the model fail?</summary>
+#
+# Space is not the limit: learning is. Training would have to find an encoder that writes each letter to its own place,
+# and a decoder that reads these places in the reverse order. Gradient descent finds it for short strings first. More
+# steps would help within the training lengths, and not beyond them.
+#
+# </details>
+# <details>
+# <summary>3. Strings of 2 letters are shorter than those of 4. Why does the model make more errors with them?</summary>
+#
+# There are only 100 different strings of 2 letters, and no string is used twice in the data. So the model has seen few
+# of them. Most of what it has learned comes from longer strings.
+#
+# </details>
+#
+# The decoder needs a way to look at the input again. Lesson 2 adds it.
