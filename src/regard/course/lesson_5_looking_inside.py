@@ -1,0 +1,262 @@
+# %% [markdown]
+# # Lesson 5: Looking inside
+#
+# What attention weights mean and what they do not, tested by erasing parts of the input and by editing the weights.
+
+# %% [markdown]
+# ## The idea
+#
+# A matrix of attention weights looks like an explanation: the model wrote *this* because it looked *there*. There are
+# two questions about such a picture:
+#
+# - Is it **plausible**? Do the weights agree with what a human would look at?
+# - Is it **faithful**? Do the weights show what the output depends on?
+#
+# A plausible picture need not be faithful. Jain and Wallace (2019, *Attention is not Explanation*) found that weights
+# often disagree with other measures of importance, and that very different weights often lead to the same output.
+# Wiegreffe and Pinter (2019, *Attention is not not Explanation*) replied that this depends on the task, and that one
+# must first test whether the model needs its attention at all.
+#
+# In this lesson, you make these tests yourself. There are two ways to find out what an output depends on: change the
+# **input**, which is called *attribution*, or change the **weights**.
+
+# %% [markdown]
+# ## The equation
+#
+# Let $x_1, \dots, x_m$ be the vectors of the input tokens, and $y_t$ the output token of step $t$. Attention gives
+# input token $j$ the weight $a_{tj}$ at this step. Two other scores tell how much token $j$ matters for $y_t$. They are
+# computed from $p(y_t)$, the probability that the model gives to $y_t$:
+#
+# $$\text{gradient × input:} \quad g_{tj} = x_j \cdot \frac{\partial \log p(y_t)}{\partial x_j}$$
+#
+# $$\text{erasure:} \quad o_{tj} = \log p(y_t) - \log p(y_t \text{ if token } j \text{ is erased})$$
+#
+# Both are positive if the token makes $y_t$ more likely, and negative if it makes $y_t$ less likely. A token is erased
+# by putting the token for unknown characters in its place.
+#
+# To test the weights themselves, replace the weights $a_t$ of one step with other weights $a'_t$:
+#
+# $$\Delta_t = \log p(y_t) - \log p(y_t \text{ with the weights } a'_t)$$
+#
+# If $\Delta_t$ is close to 0, the output of this step does not depend on the difference between $a_t$ and $a'_t$.
+
+# %% [markdown]
+# ## In Python
+#
+# The model of this lesson reads dates in three English formats, character by character, and writes them in the standard
+# form. It has a recurrent encoder that reads in both directions, a recurrent decoder, and additive attention.
+
+# %%
+import calendar
+import random
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import regard
+
+generator = random.Random(0)
+
+
+def write_date() -> tuple[str, str]:
+    """Return a random date as text, and in the standard form."""
+    year, month, day = generator.randint(1950, 2029), generator.randint(1, 12), generator.randint(1, 28)
+    name = calendar.month_name[month]
+    text = generator.choice([f"{day} {name} {year}", f"{name} {day}, {year}", f"{year}, {name} {day}"])
+    return text, f"{year}-{month:02}-{day:02}"
+
+
+test = [write_date() for _ in range(200)]
+folder = Path(tempfile.mkdtemp())
+(folder / "dates.tsv").write_text("".join("\t".join(write_date()) + "\n" for _ in range(4000)))
+
+
+def train(name: str, **model: object) -> regard.Model:
+    """Train a small model on the dates, and print how many dates of the test set it writes correctly."""
+    sizes = {"embedding": 32, "dropout": 0, "decoder": {"hidden": 64}}
+    training = {"steps": 300, "batch_size": 32, "learning_rate": 0.01, "warmup": 30, "validate_every": 300}
+    settings = {"model": {**sizes, **model}, "data.train": str(folder / "dates.tsv"), "training": training}
+    trained = regard.train("pairs", settings, out=folder / name, quiet=True).load(device="cpu")
+    print(f"{name}: {trained.evaluate(test, metrics='accuracy')['accuracy']:.0%} correct")
+    return trained
+
+
+model = train("attention", kind="recurrent", encoder={"hidden": 32}, attention="bahdanau")
+
+# %% [markdown]
+# ### Is attention needed here?
+#
+# The first test of Wiegreffe and Pinter: train the model again with weights that cannot be learned. Every input token
+# has the same weight at every step, so the context is the average of the encoder states. If this model were as good,
+# then the learned weights would be a decoration, and there would be nothing to explain.
+
+# %%
+average = train("average", kind="fixed", context="every_step", encoder={"hidden": 32, "summary": "mean"})
+
+# %% [markdown]
+# Attention is needed. Now look at the weights for one date. In the explorer, choose a step to see its weights, and the
+# other characters that the model considered.
+
+# %% alt="The explorer with the attention weights for March 14, 1987: most digits attend to the same digit."
+SOURCE, TARGET = "March 14, 1987", "1987-03-14"
+trace = model.trace(SOURCE)
+assert trace.prediction.text == TARGET
+trace
+
+# %% [markdown]
+# The picture is plausible: the last digits of the year and of the day attend to the same digits of the source. The
+# hyphens attend to several places, with no obvious reason.
+#
+# ### Change the input: attribution
+#
+# `Model.attribute` computes scores of the input tokens. Erasure is called *occlusion* there. The figure shows the three
+# methods side by side: red is positive, blue is negative, and each map is divided by its largest value.
+
+# %% alt="Maps of attention, gradient times input and erasure: they agree at digits, not at month and hyphens."
+maps = {
+    "attention": trace.prediction.attention,
+    "gradient × input": model.attribute(SOURCE, TARGET, method="gradient_x_input").scores,
+    "erasure": model.attribute(SOURCE, TARGET, method="occlusion").scores,
+}
+
+figure, panels = plt.subplots(1, 3, figsize=(10, 3.4), sharey=True)
+for axes, (name, scores) in zip(panels, maps.items(), strict=True):
+    axes.imshow(scores / abs(scores).max(), cmap="coolwarm", vmin=-1, vmax=1)
+    axes.set_title(name)
+    axes.set_xticks(range(len(SOURCE)), list(SOURCE.replace(" ", "␣")))
+    axes.set_yticks(range(len(TARGET)), list(TARGET))
+plt.show()
+
+# %% [markdown]
+# At which digits do the methods name the same character? We count it for 20 dates, for each position of the output.
+
+# %%
+same = np.zeros(len(TARGET))
+for source, target in test[:20]:
+    attribution = model.attribute(source, target, method="occlusion")
+    same += attribution.prediction.attention.argmax(1) == attribution.scores.argmax(1)
+for position, label in enumerate("YYYY-MM-DD"):
+    print(f"{label}: the largest weight is on the most important character in {same[position]:2.0f} of 20 dates")
+
+# %% [markdown]
+# For the last digit of the year and of the day, both agree. For a month, they often differ, for two reasons:
+#
+# - **A weight is on a state, and not on a character.** The encoder reads in both directions, so its state at *c* in
+#   *March* also knows the letters around it. A weight on *c* can mean that *h* was read.
+# - **Erasing depends on what remains.** *March* without *c* is still March, so this letter has a small score, although
+#   the model uses it. Without *h*, the model is less sure.
+#
+# ### Change the weights
+#
+# Now the test of faithfulness. `Model.trace` accepts *edits*, with which the model computes the output again. First we
+# move the attention at the last digit of the year from `7` to `8`: position 12 of the source instead of 13.
+
+
+# %%
+def look_at(step: int, position: int) -> dict[str, object]:
+    """Return an edit that puts the complete weight of a step on one position of the source."""
+    weights = [float(index == position) for index in range(len(SOURCE))]
+    return {"kind": "set_row", "attention": "decoder.attention", "step": step, "weights": weights}
+
+
+edited = model.trace(SOURCE, edits=[look_at(step=3, position=12)])
+print(f"{SOURCE} → {edited.prediction.text}")
+
+assert edited.prediction.text[3] == "8"
+
+# %% [markdown]
+# The model writes `8`. At this step, the weights are the *cause* of the output, and not a decoration. Is it so at every
+# step? For 10 dates, we replace the weights of one step at a time with equal weights, and with the same weights in a
+# random order, as Jain and Wallace did. The figure shows $\Delta_t$.
+
+# %% alt="The change by output position: near 0 at the hyphens, several units at the last digits."
+shuffler = np.random.default_rng(0)
+
+
+def log_probs(source: str, target: str, *edits: dict[str, object]) -> list[float]:
+    """Return the log-probability of each character of the target."""
+    return [step.log_prob for step in model.trace(source, target, edits=edits).steps[0]]
+
+
+changes: dict[str, list[float]] = {"equal": [], "shuffled": []}
+for source, target in test[:10]:
+    before, weights = log_probs(source, target), model.force([source], [target])[0].attention
+    for step in range(len(target)):
+        row = {"attention": "decoder.attention", "step": step}
+        shuffled = {"kind": "set_row", **row, "weights": shuffler.permutation(weights[step]).tolist()}
+        for name, edit in (("equal", {"kind": "uniform_row", **row}), ("shuffled", shuffled)):
+            changes[name].append(before[step] - log_probs(source, target, edit)[step])
+
+figure, axes = plt.subplots(figsize=(7, 3.4))
+steps = np.arange(len(TARGET))
+for offset, (name, values) in zip((-0.15, 0.15), changes.items(), strict=True):
+    deltas = np.array(values).reshape(-1, len(TARGET))
+    axes.bar(steps + offset, deltas.mean(0), 0.3, alpha=0.5, label=f"{name} weights")
+    axes.plot(steps + offset, deltas.T, ".", color="gray", markersize=4)
+axes.set_xticks(steps, list("YYYY-MM-DD"))
+axes.set(xlabel="character of the output", ylabel="$\\Delta_t$")
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# Both sides of the debate are right, at different steps of the same model:
+#
+# - At the **hyphens**, any weights lead to the same output. The decoder knows from its own state that a hyphen comes
+#   next. The weights are computed, they can be drawn, and they explain nothing.
+# - At the **digits that must be read**, other weights destroy the output: with $\Delta_t = 5$, its probability is
+#   multiplied by $e^{-5}$, less than 1 %.
+# - At the **first digit**, equal weights change little. It is `1` or `2`, and a blurred context is enough to decide.
+
+# %%
+mean = np.array(changes["equal"]).reshape(-1, len(TARGET)).mean(0)
+print(mean.round(2))
+
+assert max(mean[4], mean[7]) < 0.1, "hyphens do not depend on their weights"
+assert min(mean[3], mean[8], mean[9]) > 1, "digits that must be read do"
+
+# %% [markdown]
+# ## Experiment
+#
+# `STEP` is a step of the output, and `POSITION` a position of the source, both counted from 0. **Try to make the model
+# write another day, another month or another separator.** The source is `March 14, 1987` and the output `1987-03-14`.
+# Before you run the cell, write down what you expect. Does the edit also change the output *after* the step?
+
+# %%
+STEP, POSITION = 9, 11  # the last digit of the day, and the 9 of 1987
+
+edited = model.trace(SOURCE, edits=[look_at(STEP, POSITION)])
+print(f"{SOURCE} → {edited.prediction.text}, without the edit {TARGET}")
+
+# %% [markdown]
+# ## Questions
+#
+# <details>
+# <summary>1. The weights at a hyphen are spread over several characters. What can you conclude about how the model
+# writes a hyphen?</summary>
+#
+# Nothing from the picture alone. The weights of every step sum to 1, so they must be somewhere, also if the decoder
+# does not need the context. Only the test shows it: the hyphen stays when the weights change.
+#
+# </details>
+# <details>
+# <summary>2. A colleague finds weights that differ from those of your model and lead to the same output. Are the
+# weights of your model meaningless?</summary>
+#
+# No. If a source has the same information at several places, a model may read it at any of them, and each is a valid
+# account of what it did. First test whether attention is needed (here: 32 % instead of 100 % without it), and then at
+# which steps changes matter.
+#
+# </details>
+# <details>
+# <summary>3. Erasure gives a letter a score near 0. Does the model ignore it?</summary>
+#
+# Not necessarily. Other letters may provide the same information, so that this one is not missed. Erase several at once
+# to find out. Also, a text without a letter is unlike the training data, so a large score can be an effect of the
+# strange input.
+#
+# </details>
+#
+# A picture of weights is a hypothesis, and the edits are the test. In the next lesson, the encoder itself is made of
+# attention.

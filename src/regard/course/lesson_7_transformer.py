@@ -1,0 +1,293 @@
+# %% [markdown]
+# # Lesson 7: The Transformer, layer by layer
+#
+# A small Transformer on a file of pairs that you can replace with your own, with every layer computed by hand.
+
+# %% [markdown]
+# ## The idea
+#
+# The Transformer (Vaswani et al. 2017) is an encoder and a decoder without recurrent networks. It has only four kinds
+# of layers, and you know most of them:
+#
+# 1. **Embeddings** turn tokens into vectors, and add the positions (lesson 6).
+# 2. **Multi-head attention** moves information between positions. The encoder attends to itself. The decoder attends to
+#    what it has written (self-attention with a causal mask), and to the encoder (cross-attention, as in lesson 2).
+# 3. **Feed-forward layers** transform the vector of each position on its own, with a hidden layer of neurons.
+# 4. A **linear layer** at the end turns each vector of the decoder into a score for each word of the vocabulary.
+#
+# Two details make deep stacks of these layers trainable. A **residual connection** adds the input of a layer to its
+# output, so that a layer only has to learn a change. **Layer normalization** then brings the numbers of each vector to
+# mean 0 and variance 1.
+
+# %% [markdown]
+# ## The equation
+#
+# Let $d$ be the size of the vectors, $x$ the vector of one position, and $f$ an attention or feed-forward layer. Each
+# layer is used in the same way:
+#
+# $$x \leftarrow \operatorname{LN}(x + f(x)) \qquad \operatorname{LN}(x) = \gamma \odot \frac{x - \mu}{\sigma} + \beta$$
+#
+# $\operatorname{LN}$ is layer normalization: $\mu$ and $\sigma$ are the mean and the standard deviation of the $d$
+# numbers of $x$, the vectors $\gamma$ and $\beta$ are learned, and $\odot$ multiplies two vectors number by number. The
+# feed-forward layer, $\operatorname{FFN}$, has two learned matrices $W_1$ and $W_2$ and two learned vectors $b_1$ and
+# $b_2$. In between, it has more numbers than $d$, usually $4d$:
+#
+# $$\operatorname{FFN}(x) = W_2 \max(0, W_1 x + b_1) + b_2$$
+#
+# A layer of the encoder is self-attention and FFN. A layer of the decoder is causal self-attention, cross-attention and
+# FFN. The first $x$ is $\sqrt{d}$ times the embedding of the token, plus the vector of its position.
+
+# %% [markdown]
+# ## In Python
+#
+# ### Your pairs
+#
+# The cell writes 768 English sentences with their German translations to the file `pairs.tsv`: a sentence, a tab, a
+# translation. **If there is already a file with this name in the folder, it is used.** So you can replace it with your
+# own pairs: another language, formulas, spellings, whatever has a source and a target of a few words.
+#
+# The sentences are simple, but not word by word. In German, *the* depends on the noun (*den Baum, die Lampe, das
+# Buch*), the verb is at the end, and *today* is in the middle.
+
+# %%
+import itertools
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor
+
+import regard
+from regard.data.tokens.tokenizers import START
+
+SUBJECTS = {"I have": "ich habe", "you have": "du hast", "we have": "wir haben", "they have": "sie haben"}
+VERBS = {
+    "seen": "gesehen",
+    "heard": "gehört",
+    "found": "gefunden",
+    "bought": "gekauft",
+    "painted": "gemalt",
+    "lost": "verloren",
+}
+NOUNS = {"dog": "den Hund", "cat": "die Katze", "horse": "das Pferd", "car": "das Auto"}
+NOUNS |= {"tree": "den Baum", "lamp": "die Lampe", "book": "das Buch", "hat": "den Hut"}
+ADVERBS = {"": "", " today": " heute", " yesterday": " gestern", " often": " oft"}
+
+SENTENCE = "we have painted the tree today"
+PAIRS = Path("pairs.tsv")
+
+if not PAIRS.exists():
+    combinations = itertools.product(SUBJECTS, VERBS, NOUNS, ADVERBS)
+    lines = [f"{s} {v} the {n}{a}\t{SUBJECTS[s]}{ADVERBS[a]} {NOUNS[n]} {VERBS[v]}\n" for s, v, n, a in combinations]
+    PAIRS.write_text("".join(lines), "utf-8")
+
+rows = (line.split("\t") for line in PAIRS.read_text("utf-8").splitlines())
+pairs = [(source, target) for source, target in rows]
+random.Random(0).shuffle(pairs)
+train, test = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
+print(f"{len(train)} pairs to learn from, {len(test)} to test, for example {test[0]}")
+
+# %% [markdown]
+# The model has two encoder layers and two decoder layers, vectors of 32 numbers and four heads. The Transformer of the
+# paper has six layers, 512 numbers and eight heads: the same code, with other numbers.
+
+# %%
+model_settings = {"kind": "transformer", "size": 32, "feedforward": 128, "layers": 2, "heads": 4, "dropout": 0}
+training = {
+    "steps": 400,
+    "batch_size": 32,
+    "learning_rate": 0.005,
+    "warmup": 50,
+    "validate_every": 400,
+    "precision": "float32",
+}
+overrides = {"model": model_settings, "training": training, "tokenizer": {"kind": "word", "shared": False}}
+run = regard.train(pairs=train, dev=test, overrides=overrides, out=tempfile.mkdtemp(), quiet=True)
+model = run.load(device="cpu")
+print(f"{model.evaluate(test, metrics='accuracy')['accuracy']:.0%} of the test pairs are translated correctly")
+print(model.predict(SENTENCE).text)
+
+# %% [markdown]
+# ### The whole Transformer by hand
+#
+# Now we compute the output again without regard: only with the learned numbers, which are the *parts* of
+# `model.network`. Calling a part such as `to_query` multiplies by its matrix and adds its bias.
+
+
+# %%
+def normalize(x: Tensor, part: Any) -> Tensor:
+    """Layer normalization of each row of x."""
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
+    return part.weight * (x - mean) / (variance + 1e-5).sqrt() + part.bias
+
+
+def attend(x: Tensor, memory: Tensor, part: Any, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """Multi-head attention of each row of x to the rows of the memory. Return the outputs and the weights."""
+    heads, size = part.attention.heads, x.shape[1] // part.attention.heads
+    projected = part.to_query(x), part.to_key(memory), part.to_value(memory)
+    q, k, v = (each.view(-1, heads, size).transpose(0, 1) for each in projected)  # (heads, words, size)
+    scores = q @ k.transpose(1, 2) / size**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)  # later words
+    weights = scores.softmax(-1)
+    return part.output((weights @ v).transpose(0, 1).reshape(x.shape)), weights
+
+
+def feed_forward(x: Tensor, part: Any) -> Tensor:
+    return part.outer(part.inner(x).relu())
+
+
+def embed(ids: list[int], part: Any) -> Tensor:
+    vectors = part.tokens.weight[ids]
+    return vectors * vectors.shape[1] ** 0.5 + regard.sinusoidal_positions(*vectors.shape)
+
+
+def encode(ids: list[int], encoder: Any) -> Tensor:
+    x = embed(ids, encoder.embedding)
+    for layer in encoder.layers:
+        x = normalize(x + attend(x, x, layer.attention)[0], layer.after_attention.norm)
+        x = normalize(x + feed_forward(x, layer.feedforward), layer.after_feedforward.norm)
+    return x
+
+
+def decode(ids: list[int], memory: Tensor, decoder: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return the log-probabilities of the next word after each token, and the weights of each cross-attention."""
+    x, cross_weights = embed(ids, decoder.embedding), []
+    for layer in decoder.layers:
+        x = normalize(x + attend(x, x, layer.self_attention, causal=True)[0], layer.after_self.norm)
+        context, weights = attend(x, memory, layer.cross_attention)
+        x = normalize(x + context, layer.after_cross.norm)
+        x = normalize(x + feed_forward(x, layer.feedforward), layer.after_feedforward.norm)
+        cross_weights.append(weights)
+    return decoder.output(x).log_softmax(-1), cross_weights
+
+
+# %% [markdown]
+# That is all of it. Do these functions compute the same as regard? The decoder receives the start token and the words
+# before each step, and predicts the next word, until the end token `</s>`.
+
+# %%
+trace = model.trace(SENTENCE)
+reader: Any = model.predictor.reader
+source_ids = reader.tokenizer.ids([SENTENCE])[0]
+target_ids = [step.id for step in trace.steps[0]]
+
+with torch.no_grad():
+    memory = encode(source_ids, model.network.encoder)
+    log_probs, cross_weights = decode([START, *target_ids[:-1]], memory, model.network.decoder)
+
+for step, row in zip(trace.steps[0], log_probs, strict=True):
+    print(f"{step.token:9} log-probability {step.log_prob:8.5f}, by hand {row[step.id]:8.5f}")
+
+print(
+    "shapes: memory",
+    tuple(memory.shape),
+    "log_probs",
+    tuple(log_probs.shape),
+    "weights",
+    tuple(cross_weights[-1].shape),
+)
+assert all(abs(step.log_prob - row[step.id]) < 1e-3 for step, row in zip(trace.steps[0], log_probs, strict=True))
+
+# %% [markdown]
+# The numbers agree. The shapes: the memory has a vector of 32 numbers for each of the 6 source words. At each of the 7
+# steps, the decoder computes a log-probability for each word of the vocabulary, and each of the 4 heads of a layer has
+# 7 × 6 weights.
+#
+# ### What the heads look at
+#
+# The figure shows the cross-attention of the last layer. Each head has its own pattern.
+
+# %% alt="Four heads of cross-attention. In some of them, the step that writes den attends to the word tree."
+figure, panels = plt.subplots(1, 4, figsize=(11, 3.2), sharey=True)
+for number, (axes, weights) in enumerate(zip(panels, cross_weights[-1], strict=True), start=1):
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+    axes.set_title(f"head {number}")
+    axes.set_xticks(range(weights.shape[1]), SENTENCE.split(), rotation=90)
+    axes.set_yticks(range(weights.shape[0]), [step.token.strip("▁") for step in trace.steps[0]])
+plt.show()
+
+# %% [markdown]
+# Look at the row of *den*. To choose between *den*, *die* and *das*, it is not enough to read *the*: the model must
+# know the noun. Heads whose row of *den* is dark at *tree* read it there. The noun can also reach *den* on another way:
+# the self-attention of the encoder has already mixed *tree* into the vectors of its neighbors, as in lesson 5.
+#
+# The explorer shows all attentions of the model. Choose a layer, a head and a step; the tab for self-attention shows
+# how the words of the source attend to each other.
+
+# %% alt="The explorer with the translation of we have painted the tree today."
+trace
+
+# %% [markdown]
+# ### Where the parameters are
+#
+# With vectors of $d$ numbers and $h$ hidden neurons, multi-head attention has four matrices of $d^2$ numbers and four
+# biases of $d$ numbers. A feed-forward layer has $2dh + h + d$ parameters, a normalization $2d$, and an embedding $d$
+# for each word of the vocabulary. The output layer uses the embeddings of the decoder again, so it adds none.
+
+# %%
+d, h = 32, 128
+network: Any = model.network
+words = network.encoder.embedding.tokens.num_embeddings + network.decoder.embedding.tokens.num_embeddings
+counts = {
+    f"{words} embeddings": words * d,
+    "6 attentions": 6 * 4 * (d * d + d),
+    "4 feed-forward layers": 4 * (2 * d * h + h + d),
+    "10 normalizations": 10 * 2 * d,
+}
+for name, parameters in counts.items():
+    print(f"{name:22} {parameters:6,}")
+
+assert sum(counts.values()) == sum(parameter.numel() for parameter in network.parameters())
+
+# %% [markdown]
+# Most parameters are in the feed-forward layers, and not in the attention. This is so in large Transformers, too.
+
+# %% [markdown]
+# ## Experiment
+#
+# **First**, predict what the model does with sentences that differ from all training sentences. None of them starts
+# with *today*, and all have a verb. Change `TEXTS`, and run the cell.
+#
+# **Then use your own pairs.** Replace `pairs.tsv` in the folder of the notebook, change `SENTENCE` in the first cell to
+# one of your sources, and run all cells. A few hundred pairs with short sources are enough if they follow a pattern;
+# the model learns for about ten seconds. Which heads do you expect to find a pattern?
+
+# %%
+TEXTS = ["today we have painted the tree", "the tree", "I have lost the tree often"]
+
+for text in TEXTS:
+    print(f"{text} → {model.predict(text).text}")
+
+# %% [markdown]
+# ## Questions
+#
+# <details>
+# <summary>1. The decoder computes all steps at once in training, and one after the other in prediction. Why is the
+# result the same?</summary>
+#
+# Because of the causal mask. The vector of a step depends only on the words before it, so it does not matter whether
+# the later words are there. Without the mask, the model would read the next word in training instead of predicting it.
+#
+# </details>
+# <details>
+# <summary>2. Which layers could you remove so that the words still do not know of each other, and which one is the only
+# one where source and target meet?</summary>
+#
+# Feed-forward layers, normalizations and residual connections work on each position alone. Information moves between
+# positions only in the attentions, and from the source to the target only in the cross-attention.
+#
+# </details>
+# <details>
+# <summary>3. For <em>the tree</em>, the model writes a complete sentence with a subject and a verb. Why?</summary>
+#
+# Every target that it has seen is a complete sentence. It has learned the probability of sentences as well as the
+# translation of words. For a source that is unlike the training data, the first wins, and attention weights do not warn
+# you.
+#
+# </details>
+#
+# Nothing in the decoder depends on the source being text. In the last lesson, it is a picture.

@@ -1,0 +1,273 @@
+# %% [markdown]
+# # Lesson 8: Attend and tell
+#
+# A model that describes pictures: where it looks for each word, soft and hard, and what it says if a part is missing.
+
+# %% [markdown]
+# ## The idea
+#
+# Attention reads a set of vectors. So far, each vector belonged to a word. *Show, Attend and Tell* (Xu et al. 2015)
+# uses vectors that belong to the parts of a picture. A convolutional network divides the picture into a grid of cells,
+# and computes a vector for each cell, its *annotation*. The decoder is the one that you know: at each word, it compares
+# its query with all cells, and reads a weighted average of their annotations.
+#
+# There are two ways to read, which you know from lesson 4. **Soft** attention reads an average of all cells. **Hard**
+# attention reads a single cell. The weights can be drawn over the picture, so you see where the model looks when it
+# writes a word.
+
+# %% [markdown]
+# ## The equation
+#
+# Let $v_1, \dots, v_S$ be the annotations of the $S$ cells, and $q_t$ the state of the decoder before word $t$. The
+# scores are those of additive attention, with learned matrices $W$ and $U$ and a learned vector $u$:
+#
+# $$e_{tj} = u^\top \tanh(W q_t + U v_j), \qquad a_t = \operatorname{softmax}(e_t)$$
+#
+# Soft attention reads the average $c_t$. Hard attention draws one cell $j_t$ with the probabilities $a_t$, or takes the
+# most likely one after training:
+#
+# $$\text{soft:} \quad c_t = \sum_j a_{tj} v_j \qquad \text{hard:} \quad c_t = v_{j_t}, \; j_t \sim a_t$$
+#
+# The draw has no gradient, so hard attention is trained with a trick, REINFORCE: if a draw led to a better prediction
+# than usual, its probability is increased.
+
+# %% [markdown]
+# ## In Python
+#
+# We draw our own pictures: two colored shapes, side by side or one above the other. The caption names the left or upper
+# one first. A function that returns sources and targets becomes a corpus with `regard.register_corpus`.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+
+import regard
+
+SIZE, SHAPE = 32, 14  # of a picture and of a shape, in pixels
+COLORS = {"red": (214, 39, 40), "green": (44, 160, 44), "blue": (31, 84, 214), "yellow": (240, 214, 40)}
+y, x = np.mgrid[-1 : 1 : SHAPE * 1j, -1 : 1 : SHAPE * 1j]
+SHAPES = {
+    "circle": x**2 + y**2 <= 1,
+    "square": np.maximum(abs(x), abs(y)) <= 0.85,
+    "cross": np.minimum(abs(x), abs(y)) <= 0.3,
+}
+
+
+def draw(generator: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
+    """Return a random picture and its caption."""
+    picture, words = np.full((SIZE, SIZE, 3), 235, np.uint8), []
+    is_column = generator.random() < 0.5
+    for half in (0, SIZE // 2):
+        color, shape = generator.choice(list(COLORS)), generator.choice(list(SHAPES))
+        along, across = half + generator.integers(SIZE // 2 - SHAPE + 1), generator.integers(SIZE - SHAPE + 1)
+        top, left = (along, across) if is_column else (across, along)
+        picture[top : top + SHAPE, left : left + SHAPE][SHAPES[shape]] = COLORS[color]
+        words += [color, shape]
+    return picture, " ".join(words)
+
+
+def load_shapes(train: int = 2000, test: int = 200) -> regard.Corpus:
+    generator = np.random.default_rng(0)
+    pairs = [draw(generator) for _ in range(train + 2 * test)]
+    dev = regard.Pairs.of(pairs[test : 2 * test])
+    return regard.Corpus(regard.Pairs.of(pairs[2 * test :]), dev, regard.Pairs.of(pairs[:test]))
+
+
+regard.register_corpus("shapes", load_shapes, source_kind="image")
+test = load_shapes().test
+assert isinstance(test, regard.Pairs)
+
+# %% alt="Four pictures with their captions."
+figure, panels = plt.subplots(1, 4, figsize=(10, 2.6))
+for axes, (picture, caption) in zip(panels, test, strict=False):
+    axes.imshow(picture)
+    axes.set_title(caption, fontsize=10)
+    axes.axis("off")
+plt.show()
+
+# %% [markdown]
+# The encoder has three convolutions. Each halves the resolution, so the 32 × 32 pixels become a grid of 4 × 4 cells
+# with 64 numbers each. The decoder is a GRU. Training takes about 600 steps of 32 pictures.
+
+# %%
+folder = Path(tempfile.mkdtemp())
+encoder = {"kind": "cnn", "height": SIZE, "width": SIZE, "channels": [16, 32, 64], "depth": 1, "positions": "learned"}
+settings = {
+    "data": {"kind": "shapes"},
+    "tokenizer": "word",
+    "model": {
+        "kind": "recurrent",
+        "embedding": 32,
+        "encoder": encoder,
+        "decoder": {"cell": "gru", "hidden": 64},
+        "attention": "show-attend-tell-soft",
+        "dropout": 0,
+    },
+    "training": {
+        "steps": 600,
+        "batch_size": 32,
+        "learning_rate": 0.006,
+        "warmup": 30,
+        "decay": "cosine",
+        "validate_every": 600,
+    },
+}
+run = regard.train(settings, out=folder / "soft", quiet=True)
+soft = run.load(device="cpu")
+print(f"soft: {soft.evaluate(list(test), metrics='accuracy')['accuracy']:.0%} of the captions are correct")
+
+# %% [markdown]
+# ### Where it looks
+#
+# At each word, the model has a weight for each of the 16 cells. We draw the picture darker where the weight is small.
+
+
+# %%
+def draw_weights(panels: NDArray[np.object_], model: regard.Model, picture: NDArray[np.uint8]) -> None:
+    """Draw a picture once for each word of its caption, under the weights of this word."""
+    prediction = model.predict(picture)
+    cell = SIZE // 4
+    for axes, token, weights in zip(panels, prediction.tokens, prediction.attention, strict=False):
+        light = np.kron(weights.reshape(4, 4) / weights.max(), np.ones((cell, cell)))
+        axes.imshow((picture * (0.2 + 0.8 * light[..., None])).astype(np.uint8))
+        axes.set_title(token.strip("▁"))
+        axes.axis("off")
+
+
+# %% alt="Two pictures, once for each word of their captions: the cells of the mentioned object are bright."
+figure, rows = plt.subplots(2, 4, figsize=(9, 5))
+for panels, (picture, _) in zip(rows, test, strict=False):
+    draw_weights(panels, soft, picture)
+plt.show()
+
+# %% [markdown]
+# Nobody told the model where the objects are: it was trained with captions only. It has found out that it pays to look
+# at the left or upper object first, and then at the other one.
+
+# %% [markdown]
+# ### Soft and hard
+#
+# Hard attention is difficult to train from random weights, because at first the draws are useless. So we start from the
+# weights of the soft model (`training.init_from`), and train 150 more steps with REINFORCE.
+
+# %%
+reinforce = {
+    "model.attention": {"score": "additive", "select": {"kind": "hard", "reward": 0.01, "entropy": 0.001}},
+    "training.init_from": str(run.path),
+    "training.steps": 150,
+    "training.learning_rate": 0.002,
+}
+hard = regard.train(settings, reinforce, out=folder / "hard", quiet=True).load(device="cpu")
+
+for name, model in {"soft": soft, "hard": hard}.items():
+    accuracy = model.evaluate(list(test), metrics="accuracy")["accuracy"]
+    cells = np.concatenate([each.attention for each in model.predict(test.sources)])
+    print(f"{name}: {accuracy:.0%} of the captions are correct, {(cells > 0.01).sum(1).mean():.1f} cells per word")
+
+# %% alt="A caption with soft attention in the first row, and with hard attention, one cell per word, below."
+figure, rows = plt.subplots(2, 4, figsize=(9, 5))
+for panels, model in zip(rows, (soft, hard), strict=True):
+    draw_weights(panels, model, test.sources[2])
+plt.show()
+
+# %% [markdown]
+# Both describe the pictures equally well. Soft attention reads about two cells per word, and hard attention exactly
+# one: its picture of where the model looked is complete, because nothing else was read.
+
+# %% [markdown]
+# ### Brush a part out
+#
+# The weights claim that the last two words depend on the second object. As in lesson 5, we test the claim. The edit
+# `mask_region` fills cells with the average color of the picture, before the model sees it. We brush out the cell with
+# the largest weight at the third word, and its neighbors.
+
+
+# %%
+def brush(center: int) -> dict[str, object]:
+    """Return an edit that fills a cell and its neighbors."""
+    row, column = divmod(center, 4)
+    cells = [4 * r + c for r in range(4) for c in range(4) if abs(r - row) <= 1 and abs(c - column) <= 1]
+    return {"kind": "mask_region", "cells": cells}
+
+
+kept = changed = 0
+for picture, caption in list(test)[:30]:
+    prediction = soft.predict(picture)
+    edited = soft.trace(picture, edits=[brush(int(prediction.attention[2].argmax()))]).prediction
+    kept += edited.tokens[:2] == prediction.tokens[:2]
+    changed += edited.tokens[2:] != prediction.tokens[2:]
+    if caption == "green circle blue square":
+        example = picture
+print(f"of 30 captions, {kept} keep their first two words, and {changed} change their last two")
+
+assert kept >= 20
+assert changed >= 15
+
+# %% [markdown]
+# Most of the time, the words of the first object stay, and those of the second change: the model depends on what it
+# looks at. But what does it write about an object that is not there? In the explorer, every word has its weights over
+# the picture.
+
+# %% alt="The explorer with the picture without its second object: the caption mentions the first object twice."
+weights = soft.predict(example).attention
+trace = soft.trace(example, edits=[brush(int(weights[2].argmax()))])
+print(f"{trace.changes.text} → {trace.prediction.text}" if trace.changes else "")
+trace
+
+# %% [markdown]
+# It writes the first object again. Every caption in the training data has two objects, so the decoder describes two.
+
+# %% [markdown]
+# ## Experiment
+#
+# Draw your own picture: `OBJECTS` is a list of colors, shapes and the position of the upper left corner (row, column),
+# from 0 to 18. **Place the two objects diagonally, so that neither is beside or above the other. Then try one object,
+# and three. What do you expect in each case, and where will the model look?**
+
+# %% alt="A red circle and a blue cross under the weights of each word."
+OBJECTS = [("red", "circle", 9, 1), ("blue", "cross", 9, 17)]
+
+picture = np.full((SIZE, SIZE, 3), 235, np.uint8)
+for color, shape, top, left in OBJECTS:
+    picture[top : top + SHAPE, left : left + SHAPE][SHAPES[shape]] = COLORS[color]
+figure, panels = plt.subplots(1, 4, figsize=(9, 2.6))
+draw_weights(panels, soft, picture)
+plt.show()
+
+# %% [markdown]
+# ## Questions
+#
+# <details>
+# <summary>1. The training data does not say where an object is. How does the model learn where to look?</summary>
+#
+# The weights are part of the computation of the probability of each word. If more weight on a cell makes the correct
+# word more likely, then the gradient increases this weight. With hard attention, there is no such gradient, and a good
+# draw is rewarded instead.
+#
+# </details>
+# <details>
+# <summary>2. The brightest cell covers only a corner of an object. Does the model know only this corner?</summary>
+#
+# No. Each convolution looks at 3 × 3 pixels of the layer before, so after three of them, an annotation depends on about
+# 15 × 15 pixels, and not only on the 8 × 8 pixels of its cell. A weight is on an annotation, and not on pixels. The
+# words of lesson 5 have the same property: a weight was on a state.
+#
+# </details>
+# <details>
+# <summary>3. Soft attention may average two cells that contain different objects. Why is this a problem, and why does
+# it rarely happen here?</summary>
+#
+# The average of *red circle* and *blue cross* could be the average of *red cross* and *blue circle*: which color
+# belongs to which shape is lost. A model that mixes the two makes errors, so training moves the weights to one object
+# at a time.
+#
+# </details>
+#
+# This is the end of the course. You started with a single vector for everything, and have seen how attention replaced
+# it: for words, for positions, for every layer of a network, and for pictures. To continue with your own data, see
+# `regard train --pairs FILE` for texts and `regard train --images FOLDER --pairs FILE` for pictures; `regard explore
+# RUN` opens your model in the explorer.
