@@ -28,8 +28,13 @@ GUIDES = (
     "captions",
     "attribution",
     "trace",
+    "trace-document",
+    "edits",
     *(f"guides/{path.stem}" for path in sorted((ROOT / "docs" / "guides").glob("*.md"))),
 )
+TRAINING = ("training", "data-files", "training-settings", "attention-diagnostics", "fine-tuning")
+"""The pages on training, in the order in which they use each other's runs."""
+
 SKIPPED = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 DEADLINE = re.compile(r"--minutes 0\.5\b")
 SHORT_DEADLINE = "--minutes 0.2"
@@ -126,7 +131,7 @@ def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: Programs
     """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guides
     to models and to training use the models of the README.
     """
-    pages = (ROOT / "README.md", ROOT / "docs" / "models.md", ROOT / "docs" / "training.md")
+    pages = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("models", *TRAINING)))
     results = run_pages(programs, shared, tmp_path, *pages)
     assert len(results) >= 9
     [commands] = [result for code, result in results.items() if "regard evaluate runs/dates" in code]

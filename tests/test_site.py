@@ -57,6 +57,27 @@ def test_every_command_has_its_options_on_the_page() -> None:
     assert "| `--minutes M` | Deadline of each run" in page
 
 
+def list_pages() -> dict[str, str]:
+    """Return the texts of all pages by name."""
+    paths = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "website" / "index.md"]
+    written = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in paths}
+    generated = (render_commands, render_python, render_settings)
+    return {**written, **{render.__name__: render() for render in generated}}
+
+
+def test_the_first_sentence_of_every_page_says_who_needs_it() -> None:
+    """Under the title is a paragraph, not a heading, a table or code. Its first sentence addresses the reader."""
+    missing = []
+    for name, text in list_pages().items():
+        first = re.split(r"^# .*\n+", text, maxsplit=1, flags=re.MULTILINE)[1].partition("\n\n")[0].replace("\n", " ")
+        sentence = re.match(r"\w[^|]*?[.:](?= |$)", first)
+        if sentence is None or not re.search(
+            r"\b(read this page|you|your|who|everyone)\b", sentence.group(), re.IGNORECASE
+        ):
+            missing.append((name, first[:80]))
+    assert missing == []
+
+
 class _Page(HTMLParser):
     """The links of a page, and the names that links can lead to."""
 

@@ -22,7 +22,7 @@ export const METHOD_MEANINGS: Record<Method, string> = {
 /** The unit of the scores: the change of a log-probability is in nats. */
 export const METHOD_UNITS: Partial<Record<Method, string>> = { gradient_x_input: " nats", integrated_gradients: " nats", occlusion: " nats" };
 
-/** An entry of `attributions` in a trace (docs/trace.md), with the tokens that its rows explain. */
+/** An entry of `attributions` in a trace (docs/trace-document.md), with the tokens that its rows explain. */
 export interface Attribution extends EncodedArray {
   method: Method;
   tokens: string[];

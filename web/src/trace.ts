@@ -1,4 +1,4 @@
-/** The trace document (docs/trace.md): its fields, and what the views look up in it. */
+/** The trace document (docs/trace-document.md): its fields, and what the views look up in it. */
 import { decodeArray, splitMatrices, type EncodedArray, type Matrix } from "./arrays.js";
 
 export type Role = "encoder-self" | "decoder-self" | "cross";

@@ -20,7 +20,7 @@ def build_engines(predictor: Predictor, model: TrainedModel, precision: Precisio
     """Return the engines of a model by name, the fastest first.
 
     ONNX Runtime is last: the time that it takes to convert a model is saved only after about 100,000 sentences, if at
-    all (docs/results.md, Engines).
+    all (docs/results/speed-of-prediction.md).
     """
     reference = replace(predictor, model=quantized_copy(predictor.model)) if precision == "int8" else predictor
     engines = CTranslate2Engine(predictor, model, precision), reference, OnnxEngine(predictor, model)

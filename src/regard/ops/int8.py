@@ -9,7 +9,7 @@ A weight matrix is quantized once, and the input of a product at each call. Each
 The sum of integers q_x · q_w is exact, so the result of a row does not depend on the other rows of its batch.
 
 ONNX Runtime quantizes x and computes q_x · q_w. The int8 products of torch are slower than its float32 products on ARM,
-and its quantized tensors are deprecated (docs/performance.md).
+and its quantized tensors are deprecated (docs/performance/on-a-cpu.md).
 
 M rows, K inputs, N outputs of a product.
 """

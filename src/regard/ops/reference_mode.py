@@ -64,7 +64,7 @@ def keeps_onednn(*, half_precision: bool) -> bool:
 
     - In half precision, torch would print a warning at the first product, and disable oneDNN for the whole process. A
       resumed run, or a run that is trained later in the same process, would then round differently.
-    - On ARM, the products of oneDNN are slower than those of torch without it (docs/performance.md).
+    - On ARM, the products of oneDNN are slower than those of torch without it (docs/performance/on-a-cpu.md).
     """
     return cpu_has_bfloat16() or not (half_precision or platform.machine() == "aarch64")
 

@@ -1,5 +1,5 @@
 """The weights in the document of a trace are recomputed from its queries and keys, with numpy and the equations of
-`docs/trace.md` alone. The states of recurrent cells follow from their gates.
+`docs/trace-document.md` alone. The states of recurrent cells follow from their gates.
 
 T queries, S slots, D width, H heads.
 """

@@ -1,4 +1,4 @@
-"""The JSON document of a trace: arrays, and a prediction with its weights. `docs/trace.md` describes every field."""
+"""The JSON document of a trace: arrays, and a prediction with its weights. `docs/trace-document.md` describes every field."""
 
 import base64
 import math
