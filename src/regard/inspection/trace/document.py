@@ -1,4 +1,4 @@
-"""The JSON document of a trace: arrays, and a prediction with its weights. `docs/trace-document.md` describes every field."""
+"""The document of a trace in JSON: `docs/trace-document.md` describes every field."""
 
 import base64
 import math

@@ -60,7 +60,8 @@ class Changes(NamedTuple):
 class Trace:
     """A prediction with all attention weights of the model, and how it was computed.
 
-    `Model.trace` returns one. Two traces are equal if their documents are equal: `docs/trace-document.md` describes the format.
+    `Model.trace` returns one. Two traces are equal if their documents are equal. `docs/trace-document.md` describes
+    the format.
 
     Attributes:
         prediction: The prediction, with the other hypotheses as its `alternatives`.
