@@ -72,6 +72,7 @@ def test_without_a_test_set_examples_are_from_the_dev_set(captioners_without_tes
 def test_the_card_has_settings_and_learning_curves(app: FastAPI) -> None:
     card = send(app, "GET", f"/api/models/{GRU}/card").json()
     assert "hidden: 16" in card["settings"]
+    assert "about: ''" in card["settings"]  # it described the preset, whose model is larger
     loss = next(curve for curve in card["curves"] if curve["name"] == "loss" and curve["validated"])
     assert [step for step, _ in loss["points"]] == [10, 20, 30]
 

@@ -16,6 +16,7 @@ from tests_explorer import ACCESS, send
 
 def test_the_gallery_shows_every_mechanism_with_its_equation_and_paper() -> None:
     data = read_gallery()
+    assert all("about: ''" in card["settings"] for card in data["cards"].values())
     names = {model["id"]: model["name"] for model in data["models"]}
     shown = {names[entry["model"]]: (entry["equation"], entry["citation"]) for entry in data["gallery"]}
     for name, mechanism in MECHANISMS.items():

@@ -99,8 +99,9 @@ class ServedModel:
     @cached_property
     def card(self) -> dict[str, Any]:
         """The settings, the learning curves and the metrics of the run, and what is wrong with the model."""
+        settings = self.model.settings
         return {
-            "settings": to_yaml(self.model.settings),
+            "settings": to_yaml(settings.model_copy(update={"about": settings.true_about})),
             "curves": self._read_curves(),
             "warnings": self._find_warnings(),
             "metrics": self.summary["metrics"],

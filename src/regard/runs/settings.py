@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, PATH, Settings
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, PATH, Settings, presets, resolve
 from regard.data.images import settings as _image_corpora  # noqa: F401 - registers the settings of image corpora
 from regard.data.settings import (
     CharTokenizer,
@@ -342,6 +342,16 @@ class RunSettings(Settings):
     model: ModelSettings = default_choice("recurrent")
     training: TrainingSettings = default_choice({})
     decoding: DecodingSettings = DecodingSettings()
+
+    @property
+    def true_about(self) -> str:
+        """`about`, unless it describes a preset whose tokenizer, model or training these settings have changed."""
+        for name, about in presets().items():
+            if about == self.about:
+                preset = resolve(RunSettings, name, {})
+                described = ("tokenizer", "model", "training")
+                return about if all(getattr(preset, part) == getattr(self, part) for part in described) else ""
+        return self.about
 
     def within(self, run: Path) -> Self:
         """Return the settings with an absolute data folder. A relative one in config.yaml is inside the run folder."""

@@ -202,7 +202,7 @@ def write_card(state: TrainingState, folder: LockedFolder) -> None:
     signatures = "\n".join(f"- {label}: `{text}`" for label, text in best.signatures.items()) if best else "–"
     text = f"""# {folder.path.name}
 
-{settings.about or "A model trained with regard."}
+{settings.true_about or "A model trained with regard."}
 
 | | |
 |---|---|
