@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests_command import HANG
+ACTION = 60
+"""The seconds after which a missing element fails a test. A loaded machine needs a part of them."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 AXE = Path(__file__).parents[1] / "web/node_modules/axe-core/axe.min.js"
@@ -51,7 +52,7 @@ def new_page(browser: Any, **options: Any) -> Iterator[tuple[Any, list[str]]]:
     problems: list[str] = []
     opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.set_default_timeout(1_000 * HANG)
+    opened.set_default_timeout(1_000 * ACTION)
     yield opened, problems
     context.close()
     assert problems == []

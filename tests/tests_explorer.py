@@ -9,6 +9,7 @@ import httpx
 from fastapi import FastAPI
 
 from regard.explorer.security import Access
+from tests_command import HANG
 
 ACCESS = Access("127.0.0.1", 7866)
 ORIGIN = "http://127.0.0.1:7866"
@@ -40,7 +41,7 @@ def post(app: FastAPI, path: str, body: Any, **headers: str) -> httpx.Response:
 
 def open_page(page: Any, url: str, fragment: str = f"text={SOURCE}") -> None:
     page.goto(f"{url}#{fragment}")
-    page.wait_for_selector("main[aria-busy=false] > *")
+    page.wait_for_selector("main[aria-busy=false] > *", timeout=1_000 * HANG)  # the first result of a server
 
 
 def wait_for_url(page: Any, part: str) -> None:
