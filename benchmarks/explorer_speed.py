@@ -1,6 +1,6 @@
 """How fast the page of the explorer is: `python benchmarks/explorer_speed.py RUN`, for a model of dates.
 
-Prints medians: until the page is painted first, from Enter until the new output is drawn, and from an edit (a masked
+Prints medians: until the page is painted first, from Enter until the new output is drawn, and from an edit (a hidden
 word) until its output is drawn. Needs the extras `explorer` and `test`, and Chromium.
 """
 
@@ -31,7 +31,7 @@ EDIT: Final = f"""async (main) => {{
     {FIND}
     const view = root.querySelector("translate-view").shadowRoot;
     const start = performance.now();
-    [...view.querySelectorAll("button")].find((button) => button.textContent.trim() === "Mask").click();
+    [...view.querySelectorAll("button")].find((button) => button.textContent.trim() === "Hide").click();
     do await frame(); while (!isDrawn());
     return performance.now() - start;
 }}"""

@@ -1,6 +1,7 @@
 // Bundle the pages into scripts: `npm ci && npm run build`. The output depends on the source and package-lock.json only.
 // With a folder as argument, write the bundles there instead, for example to compare them with those in the repository.
 import { build } from "esbuild";
+import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { join } from "node:path";
 
@@ -20,6 +21,14 @@ const PAGES = {
   ],
 };
 
+/** Removes the indentation of the source, which the templates would keep. */
+const withoutIndentation = {
+  name: "without-indentation",
+  setup({ onLoad }) {
+    onLoad({ filter: /\.ts$/ }, async ({ path }) => ({ contents: (await readFile(path, "utf8")).replace(/\n\s+/g, "\n"), loader: "ts" }));
+  },
+};
+
 for (const [folder, entryPoints] of Object.entries(PAGES))
   await build({
     absWorkingDir: here,
@@ -33,4 +42,5 @@ for (const [folder, entryPoints] of Object.entries(PAGES))
     loader: { ".html": "copy" },
     legalComments: "inline",
     logLevel: "warning",
+    plugins: [withoutIndentation],
   });

@@ -1,6 +1,7 @@
 """The first screen: ribbons between words, which start at an informative token, and the alternatives to a token."""
 
 import base64
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,34 @@ def test_the_words_of_a_caption_show_their_weights_over_the_picture(page: Any, u
     assert canvas.evaluate(read) != first
     page.mouse.move(5, 5)
     assert canvas.evaluate(read) == first
+
+
+def test_a_single_letter_has_its_own_weight_and_edits(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&row=0&column=3")
+    reading = page.locator("#reading")
+    assert "reads “mai”" in reading.inner_text()
+    page.get_by_role("button", name="Letter", exact=True).click()
+    assert "reads “a”" in reading.inner_text()
+    weight = page.locator("[aria-label=Source] button").nth(3).get_attribute("aria-label").split("weight ")[1]
+    assert weight in reading.inner_text()
+    page.get_by_role("button", name="Hide", exact=True).click()
+    page.wait_for_selector(".edit")
+    assert page.locator(".edit").inner_text().startswith("“a” (source token 4) hidden")
+    assert page.locator("[aria-label=Source] button.masked").all_inner_texts() == ["a"]
+    page.get_by_role("button", name="Next source token").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.wait_for_selector(".edit >> nth=1")
+    assert "".join(page.locator("[aria-label=Source] button").all_inner_texts()).replace("␣", " ") == "3 ma 2009"
+
+
+def test_the_ribbons_name_their_layer_and_head(page: Any, url: str) -> None:
+    off = {"kind": "ablate_head", "attention": "decoder.layers.1.cross_attention.attention", "head": 0}
+    open_page(page, url, f"text={SOURCE}&model=1")
+    legend = page.locator(".legend")
+    assert legend.inner_text().startswith("Cross-attention, average of 2 layers, average of 2 heads.")
+    page.locator("#layer").select_option(label="2")
+    page.locator("#head").select_option(label="2")
+    assert legend.inner_text().startswith("Cross-attention, layer 2, head 2.")
+    page.goto("about:blank")  # another fragment alone does not load the page again
+    open_page(page, url, f"text={SOURCE}&model=1&edits={json.dumps([off])}")
+    assert "average of 2 heads, 1 of them off." in legend.inner_text()

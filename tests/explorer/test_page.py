@@ -71,21 +71,20 @@ def apply(page: Any, selector: str) -> str:
     page.wait_for_selector("#changes")
     page.wait_for_selector("main[aria-busy=false]")
     effect: str = page.locator("#changes p").inner_text()
-    assert re.search(r"Log-probability −[\d.]+ → −[\d.]+ \([+−][\d.]+\)", effect)
+    assert re.search(r"Log-probability −[\d.]+ → −[\d.]+ \(([+−][\d.]+|0\.000)\)", effect)
     page.locator("#undo").click()
     page.wait_for_selector("#changes", state="detached")
     return effect
 
 
 def test_edits_of_the_source_are_decoded_again(page: Any, url: str) -> None:
-    open_page(page, url)
-    page.get_by_label("Next source word").click()
-    for selector, chip in (("#mask-source", "“mai” masked"), ("#delete-source", "“mai” deleted")):
+    open_page(page, url, f"text={SOURCE}&column=3")
+    for selector, chip in (("#mask-source", "“mai” hidden"), ("#delete-source", "“mai” deleted")):
         page.locator(selector).click()
         page.wait_for_selector(f"[aria-label='Remove the edit: {chip}']")
         page.locator("#undo").click()
         page.wait_for_selector("#changes", state="detached")
-    assert "Weights move most at step" in apply(page, "#mask-source")
+    assert "The attention changes most at output step" in apply(page, "#mask-source")
     assert "other keys than before" in apply(page, "#delete-source")
     page.locator("#replacement").fill("juin")
     apply(page, "#replace-source")
@@ -155,7 +154,7 @@ def test_two_models_are_compared_by_a_difference(page: Any, url: str) -> None:
 
 
 def test_the_keyboard_moves_through_the_matrix_and_the_cell_is_announced(page: Any, url: str) -> None:
-    open_page(page, url, f"text={SOURCE}&tab=attention&row=0")
+    open_page(page, url, f"text={SOURCE}&tab=attention&row=0&column=0")
     page.locator("canvas-figure [tabindex]").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
@@ -557,3 +556,13 @@ def test_a_reload_reproduces_every_tab(page: Any, url: str, tab: str) -> None:
     page.wait_for_selector(ready)
     page.wait_for_timeout(300)
     assert page.locator(f"{tab}-view").evaluate(read) == before
+
+
+def test_the_attention_starts_at_the_largest_weight_of_its_row(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=attention&row=2")
+    value = page.locator("attention-view .value").inner_text()
+    assert value == page.locator("attention-view li .number").first.inner_text()
+    page.locator("attention-view [role=application]").focus()
+    page.keyboard.press("Home")
+    wait_for_url(page, "column=0")
+    assert page.locator("attention-view .value + p").inner_text().endswith("attends to 3")

@@ -31,7 +31,7 @@ def test_masked_words_are_struck_through(page: Any, url: str) -> None:
     masked = page.locator("[aria-label=Source] button.masked")
     assert "".join(masked.all_inner_texts()) == "mai"
     assert "line-through" in masked.first.evaluate("token => getComputedStyle(token).textDecorationLine")
-    assert masked.first.get_attribute("aria-label").endswith("masked")
+    assert masked.first.get_attribute("aria-label").endswith("hidden")
 
 
 def test_forced_tokens_are_marked(page: Any, url: str) -> None:
@@ -128,14 +128,13 @@ def test_marked_edits_have_no_serious_accessibility_problem(page: Any, url: str,
 
 
 def test_the_same_edit_twice_is_one_edit(page: Any, url: str) -> None:
-    open_page(page, url)
-    page.get_by_label("Next source word").click()
+    open_page(page, url, f"text={SOURCE}&column=3")
     page.locator("#mask-source").click()
     page.wait_for_selector("#changes")
     page.wait_for_selector("main[aria-busy=false]")
     page.locator("#mask-source").click()
     page.wait_for_timeout(200)
-    assert read_chips(page) == ["“mai” masked"]
+    assert read_chips(page) == ["“mai” hidden"]
     page.locator("#undo").click()
     page.wait_for_selector("#changes", state="detached")
 
@@ -176,3 +175,48 @@ def test_an_edit_that_the_model_cannot_apply_is_explained_beside_its_control(bro
     assert page.locator(".refusal").count() == 0
     wait_for_url(page, "force_token")
     page.close()
+
+
+@pytest.mark.parametrize(
+    "tab", ["attention", "attention&view=lines", "attention&method=occlusion", "attention&model=1&role=decoder-self"]
+)
+def test_forced_tokens_are_marked_in_the_labels_of_rows(page: Any, url: str, tmp_path: Path, tab: str) -> None:
+    open_edited(page, url, {"kind": "force_token", "step": 1, "token": "7"}, fragment=f"&tab={tab}")
+    page.wait_for_selector("attention-view canvas")
+    if "method" in tab:
+        page.wait_for_selector("#agreement")
+    marked = re.findall(r"<text [^>]*overline[^>]*>([^<]*)</text>", export_svg(page, tmp_path))
+    # The self-attention of the decoder also reads the token; an attribution is beside the weights.
+    assert marked == ["7"] * (1 if tab in ("attention", "attention&view=lines") else 2)
+
+
+def test_forced_tokens_are_marked_where_rows_are_chosen(page: Any, url: str) -> None:
+    open_edited(page, url, {"kind": "force_token", "step": 1, "token": "7"}, fragment="&tab=attention&view=text")
+    assert page.locator("attention-view button.forced").all_inner_texts() == ["7"]
+    page.locator("#tab-equation").click()
+    assert page.locator("#query option").nth(1).inner_text() == "2. 7 (forced)"
+
+
+def test_hiding_a_word_and_masking_a_key_are_two_edits(page: Any, url: str) -> None:
+    open_page(page, url)
+    help_text = page.get_by_role("form", name="Edit the source").locator("+ p").inner_text()
+    assert help_text.startswith("Hide: the model reads the unknown token in its place.")
+    page.locator("#mask-source").click()
+    page.wait_for_selector(".edit")
+    page.locator("#tab-attention").click()
+    group = page.get_by_role("group", name="Mask a key")
+    assert "Its weight is 0" in group.inner_text()
+    group.get_by_role("button", name="here").click()
+    page.wait_for_selector(".edit >> nth=1")
+    hidden, masked = read_chips(page)
+    assert hidden.endswith("hidden")
+    assert " masked at step " in masked
+
+
+def test_the_banner_names_the_source_position_of_an_encoder(page: Any, url: str) -> None:
+    weights = [1] + 9 * [0]
+    row = {"attention": "encoder.layers.0.attention.attention", "head": None, "step": 3, "weights": weights}
+    open_edited(page, url, {"kind": "set_row", **row}, fragment="&model=1")
+    changes = page.locator("#changes").inner_text()
+    assert "The attention changes most at source position 4 (“a”): " in changes
+    assert "of its weight moves to other positions (encoder self-attention, layer 1)." in changes

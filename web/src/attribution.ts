@@ -1,5 +1,6 @@
 /** Attributions: scores of source tokens by other methods than attention, on the same matrix. */
 import { at, decodeArray, splitMatrices, type EncodedArray, type Matrix } from "./arrays.js";
+import { findMarks } from "./edits.js";
 import type { AttributionRequest } from "./requests.js";
 import { groupTokens, normalizeRows, type SelectedMap } from "./selection.js";
 import { nameSlots, type TraceDocument } from "./trace.js";
@@ -45,7 +46,7 @@ export function selectScores(attribution: Attribution, trace: TraceDocument, wor
   const axes = { rows: attribution.tokens, columns: nameSlots(trace), rowName: "output", columnName: "source" };
   const map = groupTokens(trace, scores, axes, words);
   const effects = Array.from({ length: map.weights.rows }, (_, row) => map.weights.row(row).reduce((sum, score) => sum + Math.abs(score), 0));
-  return { ...map, weights: normalizeRows(map.weights), title: METHOD_NAMES[attribution.method], effects };
+  return { ...map, marks: findMarks(trace, [], null, map.rowSpans, map.columnSpans), weights: normalizeRows(map.weights), title: METHOD_NAMES[attribution.method], effects };
 }
 
 /** Return the scores as they are drawn: the smaller the total effect of a row is, the fainter is the row. */

@@ -17,18 +17,22 @@ const count = (values: unknown, noun: string): string => {
 class SourceWords {
   private readonly words: string[];
 
-  constructor(text: string) {
+  constructor(
+    text: string,
+    private readonly tokens: readonly string[],
+  ) {
     this.words = listSourceWords(text).map((word) => word.text);
   }
 
   name(edit: Edit): string {
     const position = Number(edit["position"]);
-    const word = edit["unit"] === "token" ? undefined : this.words[position];
-    return word === undefined ? `source ${edit["unit"] === "token" ? "token" : "word"} ${position + 1}` : `“${word}”`;
+    const place = `source ${isToken(edit) ? "token" : "word"} ${position + 1}`;
+    const name = (isToken(edit) ? this.tokens : this.words)[position];
+    return name === undefined ? place : `“${labelToken(name)}”${isToken(edit) ? ` (${place})` : ""}`;
   }
 
   apply(edit: Edit): void {
-    if (edit["unit"] === "token") return;
+    if (isToken(edit)) return;
     const position = Number(edit["position"]);
     if (edit.kind === "replace_source") this.words.splice(position, 1, ...listSourceWords(String(edit["text"])).map((word) => word.text));
     if (edit.kind === "delete_source") this.words.splice(position, 1);
@@ -69,7 +73,7 @@ function describe(edit: Edit, source: SourceWords, trace: TraceDocument | null):
     ablate_head: () => `${nameHead(edit, trace)} off`,
     replace_source: () => `${source.name(edit)} → “${String(edit["text"])}”`,
     delete_source: () => `${source.name(edit)} deleted`,
-    mask_source: () => `${source.name(edit)} masked`,
+    mask_source: () => `${source.name(edit)} hidden`,
     mask_region: () => `${count(edit["cells"], "cell")} brushed out`,
   };
   return descriptions[edit.kind]?.() ?? edit.kind;
@@ -77,7 +81,8 @@ function describe(edit: Edit, source: SourceWords, trace: TraceDocument | null):
 
 /** Return a description of each edit. */
 export function describeEdits(edits: readonly Edit[], text: string, trace: TraceDocument | null): string[] {
-  const source = new SourceWords(text);
+  // The trace has the tokens of the edited source.
+  const source = new SourceWords(text, trace && !edits.some(movesSource) ? trace.source.tokens : []);
   return edits.map((edit) => {
     const description = describe(edit, source, trace);
     source.apply(edit);
@@ -115,10 +120,13 @@ export interface Marks {
   rows: readonly number[];
   /** The cells that were masked. */
   cells: readonly { row: number; column: number }[];
-  /** Whether all of its heads are off. */
+  /** How many of its heads are off, and whether all are. */
+  off: number;
   isOff: boolean;
-  /** The rows and columns whose tokens were masked in the source. */
+  /** The rows and columns whose tokens were hidden in the source. */
   struck: { rows: ReadonlySet<number>; columns: ReadonlySet<number> };
+  /** The rows and columns whose tokens were forced in the output. */
+  forced: { rows: ReadonlySet<number>; columns: ReadonlySet<number> };
 }
 
 /** Find the marks of a map: of some attentions, of one head of them or of all. */
@@ -128,17 +136,23 @@ export function findMarks(trace: TraceDocument, entries: readonly AttentionEntry
   const shown = trace.edits.filter(isShown);
   const findRows = ({ step }: Edit): number[] => (typeof step === "number" ? findSpans(rowSpans, [step]) : [...rowSpans.keys()]);
   const heads = entries.flatMap((entry) => (head === null ? [...readHeads(entry).keys()] : [head]).map((each) => isHeadOff(trace, entry.name, each)));
-  const masked = [...findMasked(trace)];
+  const [masked, forced] = [[...findMasked(trace)], [...findForced(trace)]];
   const role = entries[0]?.role;
   return {
     rows: shown.filter(setsRow).flatMap(findRows),
     cells: shown
       .filter((edit) => edit.kind === "mask_keys")
       .flatMap((edit) => findRows(edit).flatMap((row) => findSpans(columnSpans, edit["keys"] as number[]).map((column) => ({ row, column })))),
+    off: heads.filter(Boolean).length,
     isOff: heads.length > 0 && heads.every(Boolean),
     struck: {
       rows: new Set(role === "encoder-self" ? findSpans(rowSpans, masked) : []),
       columns: new Set(role === "decoder-self" ? [] : findSpans(columnSpans, masked)),
+    },
+    forced: {
+      rows: new Set(role === "encoder-self" ? [] : findSpans(rowSpans, forced)),
+      // The decoder reads a token at the step after it.
+      columns: new Set(role === "decoder-self" ? findSpans(columnSpans, forced.map((step) => step + 1)) : []),
     },
   };
 }
@@ -152,7 +166,7 @@ function findSpans(spans: readonly Span[], tokens: readonly number[]): number[] 
 export const findForced = (trace: TraceDocument): ReadonlySet<number> =>
   new Set(trace.edits.filter((edit) => edit.kind === "force_token").map((edit) => Number(edit["step"])));
 
-/** Return the source tokens that edits have masked. */
+/** Return the source tokens that edits have hidden. */
 export function findMasked({ edits, source }: TraceDocument): ReadonlySet<number> {
   const slots = edits.flatMap((edit, index) => {
     if (edit.kind !== "mask_source") return [];

@@ -5,7 +5,7 @@ import type { Marks } from "./edits.js";
 import type { HeadSummary } from "./heads.js";
 import { levelOf, type Palette } from "./palette.js";
 import { layRibbons, WIDEST, type Box } from "./ribbons.js";
-import { CanvasSurface, fitText, measureText, PlacedSurface, SvgSurface, type Grid, type Surface } from "./surface.js";
+import { CanvasSurface, fitText, measureText, PlacedSurface, SvgSurface, type Grid, type Surface, type TextStyle } from "./surface.js";
 import { formatNumber, formatPercent, labelToken, type Axes } from "./trace.js";
 
 export interface Figure {
@@ -91,6 +91,12 @@ class MapHead {
     surface.text(left, 0.75 * this.fontSize, this.name, { size: this.fontSize, color: palette.muted });
     this.scale.draw(new PlacedSurface(surface, right - this.scale.width, 2), palette);
   }
+}
+
+/** How the label of a row or a column is marked: its token was hidden in the source, or forced in the output. */
+function markLabel(marks: Marks | undefined, side: "rows" | "columns", index: number, { edit: color }: Palette): TextStyle["mark"] {
+  if (marks?.struck[side].has(index)) return { line: "line-through", color };
+  return marks?.forced[side].has(index) ? { line: "overline", color } : undefined;
 }
 
 /** Draw diagonal lines over an area: it is switched off. */
@@ -207,8 +213,7 @@ export class MatrixFigure implements Figure {
       const isFocused = focus?.column === column;
       if (column % columnStep && !isFocused) return;
       const x = this.left + (column + 0.5) * this.cellWidth;
-      const strike = marks?.struck.columns.has(column) ? palette.edit : undefined;
-      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, strike };
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, mark: markLabel(marks, "columns", column, palette) };
       const text = fitText(label, fontSize, longest);
       if (this.isRotated) surface.text(x, this.top - 8, text, { ...style, rotate: -90 });
       else surface.text(x, this.top - 0.9 * fontSize, text, { ...style, anchor: "middle" });
@@ -217,8 +222,7 @@ export class MatrixFigure implements Figure {
       const isFocused = focus?.row === row;
       if (row % rowStep && !isFocused) return;
       const y = this.top + (row + 0.5) * this.cellHeight;
-      const strike = marks?.struck.rows.has(row) ? palette.edit : undefined;
-      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, strike };
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, mark: markLabel(marks, "rows", row, palette) };
       surface.text(this.left - 8, y, fitText(label, fontSize, longest), { ...style, anchor: "end" });
     });
   }
@@ -324,13 +328,12 @@ export class LinesFigure implements Figure {
     }
     axes.columns.forEach((token, column) => {
       const weight = focus ? weights.at(focus.row, column) : 0;
-      const style = { size: fontSize, color: weight > 0.15 ? palette.accent : palette.ink, bold: weight > 0.15, strike: marks?.struck.columns.has(column) ? palette.edit : undefined };
+      const style = { size: fontSize, color: weight > 0.15 ? palette.accent : palette.ink, bold: weight > 0.15, mark: markLabel(marks, "columns", column, palette) };
       surface.text(side - 10, this.y(column, weights.columns), fitText(labelToken(token), fontSize, side - 14), { ...style, anchor: "end" });
     });
     axes.rows.forEach((token, row) => {
       const isFocused = focus?.row === row;
-      const strike = marks?.struck.rows.has(row) ? palette.edit : undefined;
-      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, strike };
+      const style = { size: fontSize, color: isFocused ? palette.accent : palette.ink, bold: isFocused, mark: markLabel(marks, "rows", row, palette) };
       surface.text(right + 10, this.y(row, weights.rows), fitText(labelToken(token), fontSize, side - 14), style);
     });
   }

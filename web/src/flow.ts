@@ -218,8 +218,8 @@ class Drawing {
       const isFocused = slot !== null && slot === this.options.focus;
       if (isFocused) this.surface.rect(0, y - rowHeight / 2, figure.width, rowHeight, palette.tint);
       const color = isFocused ? palette.accent : slot === null ? palette.muted : palette.ink;
-      const strike = slot !== null && this.options.struck.has(slot) ? palette.edit : undefined;
-      this.write(left - 1.6 * size, y, fitText(figure.labelLine(line), size, left - 3.4 * size), { color, anchor: "end", bold: isFocused, strike });
+      const mark = slot !== null && this.options.struck.has(slot) ? ({ line: "line-through", color: palette.edit } as const) : undefined;
+      this.write(left - 1.6 * size, y, fitText(figure.labelLine(line), size, left - 3.4 * size), { color, anchor: "end", bold: isFocused, mark });
       if (slot !== null) this.write(2, y, String(slot + 1), { size: 0.8 * size, color: palette.muted });
       const isFirst = lines[index - 1]?.lane !== lane;
       if (isFirst && this.options.lanes.length > 1) this.write(2, y - rowHeight / 2 - 0.9 * size, at(this.options.lanes, lane).name, { bold: true });

@@ -147,7 +147,7 @@ export function selectMap(trace: TraceDocument, choice: MapChoice): SelectedMap 
   const layers = findLayers(trace, role, hypothesis);
   const shown = typeof layer === "number" ? [atMost(layers, layer)] : layers;
   const marks = findMarks(trace, shown, typeof head === "number" ? head : null, map.rowSpans, map.columnSpans);
-  return { ...map, marks, title: `${title}${words ? ", words" : ""}${marks.isOff ? ", off" : ""}` };
+  return { ...map, marks, title: `${title}${words ? ", words" : ""}${marks.isOff ? ", off" : marks.off ? `, ${marks.off} of them off` : ""}` };
 }
 
 /** Return a map by token or by word. Cells of a picture are not words. */

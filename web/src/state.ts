@@ -48,8 +48,8 @@ export interface State extends Filter {
   method: Method | "";
   /** The focused output token; null: the most informative one. */
   row: number | null;
-  /** The focused slot. */
-  column: number;
+  /** The focused slot; null: the one with the largest weight of the focused row. */
+  column: number | null;
   /** Where each head is ablated: nowhere (0), for this source (1), or also for other examples (2). */
   ablations: number;
   /** Output tokens that are selected together. */
@@ -103,7 +103,7 @@ export const INITIAL: State = {
   colors: "fixed",
   method: "",
   row: null,
-  column: 0,
+  column: null,
   ablations: 0,
   rows: [],
   other: "",
@@ -192,7 +192,7 @@ const CHECKS: Record<keyof State, (value: unknown) => boolean> = {
   colors: isOneOf("fixed", "row"),
   method: isOneOf("", ...METHODS),
   row: (value) => value === null || isIndex(value),
-  column: isIndex,
+  column: isLimit,
   ablations: isOneOf(0, 1, 2),
   rows: isIndices,
   other: isText,

@@ -5,7 +5,7 @@ import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } 
 import { mergeEdit } from "./edits.js";
 import { summarizeEffects, type HeadEffects, type HeadSummary } from "./heads.js";
 import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type HeadsRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
-import { findInformativeStep, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
+import { findInformativeStep, findSpan, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
 import { INITIAL, pickComputed, readFragment, writeFragment, type Computed, type Example, type State } from "./state.js";
 import { findLayers, findRoles, type Edit, type TraceDocument } from "./trace.js";
 
@@ -216,7 +216,7 @@ export class Store extends EventTarget {
   /** Show an example, which may be of another model, and change what else is shown. */
   open({ state }: Pick<Example, "state">, changes: Partial<State> = {}): void {
     const isOther = state.model !== undefined && state.model !== this.state.model;
-    this.compute({ ...state, row: null, column: 0, ...(isOther ? OTHER_MODEL : {}), ...changes });
+    this.compute({ ...state, row: null, column: null, ...(isOther ? OTHER_MODEL : {}), ...changes });
   }
 
   get canUndo(): boolean {
@@ -423,6 +423,14 @@ export class Store extends EventTarget {
   /** The focused output token. */
   get row(): number {
     return this.state.row ?? findInformativeStep(this.trace!, this.state.hypothesis);
+  }
+
+  /** The focused slot of a map. */
+  findColumn(map = this.map): number {
+    const { column } = this.state;
+    if (column !== null || !map?.weights.rows) return column ?? 0;
+    const weights = map.weights.row(findSpan(map.rowSpans, this.row));
+    return at(map.columnSpans, weights.indexOf(Math.max(...weights)))[0];
   }
 
   get layer(): Layer {

@@ -9,8 +9,8 @@ export interface TextStyle {
   /** Degrees, clockwise. */
   rotate?: number;
   bold?: boolean;
-  /** The color of a line through the text. */
-  strike?: string | undefined;
+  /** A line through the text, or above it. */
+  mark?: { line: "line-through" | "overline"; color: string } | undefined;
 }
 
 export interface Surface {
@@ -80,10 +80,10 @@ export class CanvasSurface implements Surface {
     context.textAlign = ANCHORS[style.anchor ?? "start"];
     context.textBaseline = "middle";
     context.fillText(text, 0, 0);
-    if (style.strike) {
+    if (style.mark) {
       const { actualBoundingBoxLeft: before, actualBoundingBoxRight: after } = context.measureText(text);
-      context.fillStyle = style.strike;
-      context.fillRect(-before, -0.5, before + after, Math.max(1.5, 0.1 * style.size));
+      context.fillStyle = style.mark.color;
+      context.fillRect(-before, style.mark.line === "overline" ? -0.65 * style.size : -0.5, before + after, Math.max(1.5, 0.1 * style.size));
     }
     context.restore();
   }
@@ -168,7 +168,7 @@ export class SvgSurface implements Surface {
     // Few programs read dominant-baseline.
     this.parts.push(
       `<text x="${round(x)}" y="${round(y + BASELINE * style.size)}" font-size="${round(style.size)}" fill="${style.color}" ` +
-        `text-anchor="${style.anchor ?? "start"}" xml:space="preserve"${style.bold ? ' font-weight="600"' : ""}${style.strike ? ' text-decoration="line-through"' : ""}${rotate}>${escapeText(text)}</text>`,
+        `text-anchor="${style.anchor ?? "start"}" xml:space="preserve"${style.bold ? ' font-weight="600"' : ""}${style.mark ? ` text-decoration="${style.mark.line}"` : ""}${rotate}>${escapeText(text)}</text>`,
     );
   }
 

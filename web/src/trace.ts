@@ -190,6 +190,6 @@ export function formatNumber(value: number | null, digits = 3): string {
 
 /** Describe how the log-probability of an output changed. */
 export function formatChange(before: number | null, after: number | null): string {
-  const difference = (after ?? 0) - (before ?? 0);
-  return `Log-probability ${formatNumber(before)} → ${formatNumber(after)} (${difference >= 0 ? "+" : ""}${formatNumber(difference)}).`;
+  const difference = formatNumber((after ?? 0) - (before ?? 0));
+  return `Log-probability ${formatNumber(before)} → ${formatNumber(after)} (${/^(−|0\.0*$)/.test(difference) ? "" : "+"}${difference}).`;
 }

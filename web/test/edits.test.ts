@@ -10,7 +10,7 @@ test("an edit names the word at its position, after the edits before it", () => 
     { kind: "mask_source", position: 1, unit: "word" },
     { kind: "mask_source", position: 2, unit: "token" },
   ];
-  assert.deepEqual(describeEdits(edits, "3 mai 2009", null), ["“3” deleted", "“mai” → “juin 1”", "“1” masked", "source token 3 masked"]);
+  assert.deepEqual(describeEdits(edits, "3 mai 2009", null), ["“3” deleted", "“mai” → “juin 1”", "“1” hidden", "source token 3 hidden"]);
 });
 
 test("an edit of attention names its step and its heads", () => {

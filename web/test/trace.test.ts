@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { describeReading, type TraceDocument } from "../src/trace.js";
+import { describeReading, formatChange, formatNumber, type TraceDocument } from "../src/trace.js";
 
 function read(text: string, end: number, unknown: string[] = []): string {
   const offsets = Array.from({ length: end }, (_, index) => [index, index + 1]);
@@ -22,4 +22,13 @@ test("a source that is cut is reported with both lengths in characters", () => {
 test("characters without a token are named", () => {
   assert.match(read("☃", 1, ["☃"]), /reads “☃” as the unknown token/);
   assert.match(read("☃★", 2, ["☃", "★"]), /reads “☃” and “★” as the unknown token/);
+});
+
+test("a number that is rounded to zero has no sign", () => {
+  assert.deepEqual([-0.0001, 0.0001, -0, -0.001].map((value) => formatNumber(value)), ["0.000", "0.000", "0.000", "−0.001"]);
+  assert.deepEqual([-1.0001, -0.5, -2].map((after) => formatChange(-1, after)), [
+    "Log-probability −1.000 → −1.000 (0.000).",
+    "Log-probability −1.000 → −0.500 (+0.500).",
+    "Log-probability −1.000 → −2.000 (−1.000).",
+  ]);
 });

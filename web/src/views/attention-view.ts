@@ -50,11 +50,7 @@ export class AttentionView extends View {
 
   private get cell(): Cell {
     const map = this.store.map!;
-    const { row, state: { column } } = this.store;
-    return {
-      row: findSpan(map.rowSpans, row),
-      column: findSpan(map.columnSpans, column),
-    };
+    return { row: findSpan(map.rowSpans, this.store.row), column: findSpan(map.columnSpans, this.store.findColumn(map)) };
   }
 
   /** The selected rows of the map. */
@@ -299,10 +295,11 @@ export class AttentionView extends View {
     const button = (id: string, text: unknown, edit: Edit): TemplateResult =>
       html`<button type="button" id=${id} @click=${() => this.store.addEdit(edit, "attention")}>${text}</button>`;
     return html`<section class="panel stack edits" aria-label="Decode again">
-      <div><h3>Decode again</h3><p class="muted small">Change ${heads === 1 ? "the weights" : typeof head === "number" ? `head ${head + 1}` : "all heads"}${layers.length > 1 ? ` of layer ${layer + 1}` : ""}. The model continues from there. The source stays the same: a masked key has the weight 0.</p></div>
+      <div><h3>Decode again</h3><p class="muted small">Change ${heads === 1 ? "the weights" : typeof head === "number" ? `head ${head + 1}` : "all heads"}${layers.length > 1 ? ` of layer ${layer + 1}` : ""}. The model continues from there.</p></div>
       <div class="row" role="group" aria-label="Mask a key"><span>Mask ${key}</span>
         ${button("mask-key", "here", { kind: "mask_keys", ...target, step, keys })}
-        ${button("mask-key-everywhere", "at all steps", { kind: "mask_keys", ...target, step: null, keys })}</div>
+        ${button("mask-key-everywhere", "at all steps", { kind: "mask_keys", ...target, step: null, keys })}
+        <span class="muted small">Its weight is 0, and the other weights grow. The source stays the same; the tab Translate can hide a word of it.</span></div>
       <div class="row" role="group" aria-label="Uniform weights"><span>Uniform weights</span>
         ${button("uniform-row", "here", { kind: "uniform_row", ...target, step })}
         ${button("uniform-everywhere", "at all steps", { kind: "uniform_row", ...target, step: null })}</div>
@@ -331,7 +328,7 @@ export class AttentionView extends View {
       <p class="muted small">${isSelf ? "Queries" : map.axes.rowName}: select one or several</p>
       <div class="shaded" dir="auto">
         ${map.axes.rows.map(
-          (token, row) => html`<button type="button" aria-pressed=${chosen.includes(row)}
+          (token, row) => html`<button type="button" class=${map.marks?.forced.rows.has(row) ? "forced" : ""} aria-pressed=${chosen.includes(row)}
             @click=${() => this.chooseRow(map, row)}>${labelToken(token)}</button>`,
         )}
       </div>

@@ -52,7 +52,7 @@ export class AttributionPanel extends View {
   /** Return the matrix of the scores; null before they are computed. */
   createFigure(frame: Frame): MatrixFigure | null {
     const { map } = this;
-    return map && new MatrixFigure({ ...frame, weights: fadeRows(map), axes: map.axes, colors: "signed" });
+    return map && new MatrixFigure({ ...frame, weights: fadeRows(map), axes: map.axes, marks: map.marks, colors: "signed" });
   }
 
   private frame(map: SelectedMap): Frame {
@@ -62,8 +62,7 @@ export class AttributionPanel extends View {
   }
 
   private focusIn(map: SelectedMap): Cell {
-    const { row, state: { column } } = this.store;
-    return { row: findSpan(map.rowSpans, row), column: findSpan(map.columnSpans, column) };
+    return { row: findSpan(map.rowSpans, this.store.row), column: findSpan(map.columnSpans, this.store.findColumn()) };
   }
 
   protected override render(): TemplateResult {

@@ -66,8 +66,9 @@ export class ChangesPanel extends StoreElement {
     if (!largest) return "No attention weight changes.";
     const mechanism = trace.mechanisms[largest.attention];
     const name = mechanism ? `${ROLE_NAMES[mechanism.role].toLowerCase()}, layer ${mechanism.layer + 1}` : largest.attention;
-    const tokens = mechanism?.role === "encoder-self" ? trace.source.tokens : trace.hypotheses[0]?.tokens;
-    const token = tokens?.[largest.step];
-    return `Weights move most at step ${largest.step + 1}${token === undefined ? "" : ` (“${labelToken(token)}”)`}: ${formatPercent(largest.variation)} of the row, ${name}.`;
+    const isSource = mechanism?.role === "encoder-self";
+    const token = (isSource ? trace.source.tokens : trace.hypotheses[0]?.tokens)?.[largest.step];
+    const place = `${isSource ? "source position" : "output step"} ${largest.step + 1}${token === undefined ? "" : ` (“${labelToken(token)}”)`}`;
+    return `The attention changes most at ${place}: ${formatPercent(largest.variation)} of its weight moves to other positions (${name}).`;
   }
 }

@@ -126,7 +126,7 @@ export class CompareView extends View {
   }
 
   private findFocus({ map, row }: Pane): Cell | null {
-    return row === null ? null : { row, column: findSpan(map.columnSpans, this.store.state.column) };
+    return row === null ? null : { row, column: findSpan(map.columnSpans, this.store.findColumn()) };
   }
 
   protected override render(): TemplateResult {

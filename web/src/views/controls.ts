@@ -17,7 +17,7 @@ export function chooseRole(store: Store, role: Role, changes: Partial<State> = {
   const { role: before } = store.state;
   // The rows of the encoder are source tokens, those of the decoder output tokens.
   const rows = role !== before && [role, before].includes("encoder-self") ? { rows: [], row: 0 } : {};
-  store.show({ role, ...(role === before ? {} : { column: 0 }), ...rows, ...changes });
+  store.show({ role, ...(role === before ? {} : { column: null }), ...rows, ...changes });
 }
 
 /** Selects of role, layer and head. Those with one choice are left out. */

@@ -3,7 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
 import { at, cached } from "../arrays.js";
-import { findMasked, isHeadOff } from "../edits.js";
+import { findForced, findMasked, isHeadOff } from "../edits.js";
 import type { Cell, Figure } from "../figures.js";
 import { chooseSlots, FlowFigure, limitKeys, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
 import { renderFormula } from "../math.js";
@@ -154,9 +154,9 @@ export class EquationView extends View {
 
   /** The space of the diagram on the page, and what is marked in it. */
   private get frame(): FlowFrame {
-    const { column, stage } = this.store.state;
+    const { stage } = this.store.state;
     const fontSize = 0.8 * parseFloat(getComputedStyle(document.documentElement).fontSize);
-    return { width: Math.max(280, this.measureWidth(".plot", 1200)), fontSize, focus: stage === null ? null : column, stage, isPartial: this.isPlaying };
+    return { width: Math.max(280, this.measureWidth(".plot", 1200)), fontSize, focus: stage === null ? null : this.store.findColumn(), stage, isPartial: this.isPlaying };
   }
 
   private order(part: Loaded): Order {
@@ -202,10 +202,11 @@ export class EquationView extends View {
   }
 
   private renderStepControl(part: Loaded): TemplateResult {
-    const { rows } = this.axes(part);
+    const { rows, rowName } = this.axes(part);
+    const forced = rowName === "output" ? findForced(part.trace) : new Set();
     return html`<label class="field">Step
       <select id="query" @change=${(event: Event) => this.store.show({ row: Number((event.target as HTMLSelectElement).value) })}>
-        ${rows.map((token, index) => html`<option value=${index} ?selected=${index === part.step}>${index + 1}. ${labelToken(token)}</option>`)}
+        ${rows.map((token, index) => html`<option value=${index} ?selected=${index === part.step}>${index + 1}. ${labelToken(token)}${forced.has(index) ? " (forced)" : ""}</option>`)}
       </select></label>`;
   }
 
@@ -263,9 +264,9 @@ export class EquationView extends View {
 
   /** The focused number in each head, and what its stage computes. */
   private renderNote(figure: FlowFigure): TemplateResult {
-    const { stage, column } = this.store.state;
+    const { stage } = this.store.state;
     const active = stage === null ? undefined : figure.stages[stage];
-    if (active) return html`<p id="stage-note"><b>${active.name}</b> <span class="number">${this.describe(figure, active, column)}</span> <span class="muted">${active.note}</span></p>`;
+    if (active) return html`<p id="stage-note"><b>${active.name}</b> <span class="number">${this.describe(figure, active, this.store.findColumn())}</span> <span class="muted">${active.note}</span></p>`;
     const heads = "Select a head to see all of its stages. The contexts of the heads are concatenated; in a Transformer, the output projection follows.";
     return html`<p id="stage-note" class="muted">Point at a key to follow it through all stages. ${figure.options.lanes.length > 1 ? heads : ""}</p>`;
   }
@@ -283,7 +284,8 @@ export class EquationView extends View {
 
   /** A key has a row in each head, so the focused row is kept. */
   private findFocus(figure: FlowFigure): Cell {
-    const { column, stage } = this.store.state;
+    const { stage } = this.store.state;
+    const column = this.store.findColumn();
     const { slot = -1 } = figure.lines[this.line] ?? {};
     const row = slot === null || slot === column ? this.line : figure.lines.findIndex((line) => line.slot === column);
     return { row: Math.max(0, row), column: stage ?? 0 };

@@ -2,6 +2,7 @@
 import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement, query, state } from "lit/decorators.js";
 import type { EncodedArray } from "../arrays.js";
+import { findForced } from "../edits.js";
 import type { Figure } from "../figures.js";
 import { createPictures, createPictureUrl, drawWeighted, SHADES, type Weighted } from "../picture.js";
 import { selectMap, type SelectedMap } from "../selection.js";
@@ -70,6 +71,7 @@ export class ImageView extends View {
     const { row, state: { hypothesis } } = this.store;
     const tokens = trace.hypotheses[hypothesis]?.tokens ?? [];
     const weight = this.weights?.[this.cursor] ?? 0;
+    const forced = findForced(trace);
     const word = tokens[row] === undefined ? "" : ` of “${joinWord([tokens[row]])}”`;
     return html`<div class="stack">
       <tool-bar class="row" aria-label="What is shown">
@@ -90,7 +92,7 @@ export class ImageView extends View {
         </section>
         <section class="panel stack" aria-label="Caption">
           <p class="muted small">Choose a word to see what the model looks at</p>
-          <div class="words">${tokens.length ? "" : html`<p class="muted">The caption is empty.</p>`}${tokens.map((token, index) => html`<button type="button" aria-pressed=${index === row} @click=${() => this.store.show({ row: index })}><bdi>${joinWord([token])}</bdi></button>`)}</div>
+          <div class="words">${tokens.length ? "" : html`<p class="muted">The caption is empty.</p>`}${tokens.map((token, index) => html`<button type="button" class=${forced.has(index) ? "forced" : ""} aria-pressed=${index === row} @click=${() => this.store.show({ row: index })}><bdi>${joinWord([token])}</bdi></button>`)}</div>
           <p class="number">Cell ${this.cursor + 1}: ${formatPercent(weight)}</p>
           ${this.store.client.isLive ? this.renderBrush() : ""}
         </section>

@@ -79,9 +79,11 @@ export class NeighborsPanel extends View {
   private renderPairs(shown: Neighbors, kind: NeighborKind): TemplateResult {
     const isCurrent = this.store.results.get(this.key) === shown;
     const compared = kind === "by_text" ? shown.texts : shown.pairs;
-    const edits = this.store.state.edits.some(changesModel) ? " Masks and edits of attention are not applied." : "";
+    const { store } = this;
+    const edits = store.state.edits.some(changesModel) ? " Hidden parts of the source and edits of attention are not applied." : "";
+    const images = store.readsImages ? " Images of the training data cannot be opened: the page reads those of the test set, and files." : "";
     return html`<div class="stack ${isCurrent ? "" : "loading"}">
-      <p class="muted small">${KINDS[kind][1]}. ${compared.toLocaleString("en")} of ${shown.size.toLocaleString("en")} training pairs are compared.${edits}</p>
+      <p class="muted small">${KINDS[kind][1]}. ${compared.toLocaleString("en")} of ${shown.size.toLocaleString("en")} training pairs are compared.${edits}${images}</p>
       ${kind === "by_state" ? this.renderAgreement(shown) : ""}
       <ol>${shown[kind].map((pair) => this.renderPair(pair))}</ol>
     </div>`;

@@ -128,7 +128,7 @@ export class SourceBar extends StoreElement {
   private submit(event: Event): void {
     event.preventDefault();
     const text = this.textarea?.value ?? "";
-    if (this.textarea && text !== this.store.state.text) this.store.compute({ text, edits: [], row: null, column: 0 });
+    if (this.textarea && text !== this.store.state.text) this.store.compute({ text, edits: [], row: null, column: null });
     else this.store.retry();
     this.dispatchEvent(new Event("run"));
   }

@@ -20,7 +20,6 @@ export class StepsView extends View {
       .prefix { font-size: var(--size-4); line-height: 1.6; }
       .prefix button { font-size: inherit; border: 0; background: none; padding: 0 3px; min-height: 0; color: var(--muted); line-height: 1.4; }
       .prefix button[aria-current="step"] { background: var(--accent-fill); color: var(--on-accent); border-radius: 5px; }
-      .prefix button.forced { box-shadow: inset 0 3px 0 var(--edit); }
       .prefix button.done { color: var(--ink); }
       ol { margin: 0; padding: 0; list-style: none; display: grid; gap: 6px; }
       ol li { display: grid; grid-template-columns: 5em 1fr 4.4em; gap: 10px; align-items: center; }

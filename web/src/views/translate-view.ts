@@ -63,7 +63,6 @@ export class TranslateView extends View {
       }
       .word button[aria-current="true"] { background: var(--accent-fill); color: var(--on-accent); }
       .word button.masked { text-decoration: line-through; text-decoration-thickness: 2px; text-decoration-color: var(--edit); color: var(--muted); }
-      .word button.forced { box-shadow: inset 0 4px 0 var(--edit); }
       .word button.changed:not([aria-current="true"]) { background: color-mix(in srgb, var(--edit) 22%, transparent); }
       .outputs { display: grid; gap: var(--space-2); align-content: center; min-width: 0; }
       .text.ghost { color: var(--muted); font-size: var(--size-4); gap: 4px 0.3em; align-items: baseline; }
@@ -97,6 +96,8 @@ export class TranslateView extends View {
   @state() private pointed: Token | null = null;
   /** Where the words of the map are drawn. */
   @state() private boxes: Record<Side, Box[]> = { source: [], output: [] };
+  /** Whether single tokens are edited, also where they are parts of words. */
+  @state() private editsTokens = false;
   @query(".lines") private lines!: HTMLElement | null;
   @query("canvas") private canvas!: HTMLCanvasElement | null;
 
@@ -177,7 +178,7 @@ export class TranslateView extends View {
     const { grid } = this.store.trace!.source;
     const line = "The filled part of the line under an output token is its probability.";
     if (!this.map) return `This model has no cross-attention. ${line}`;
-    return grid ? `The brighter a part of the picture, the larger its attention weight for the selected word. ${line}` : `The wider a ribbon, the larger the attention weight. ${line}`;
+    return `${this.map.title}. ${grid ? "The brighter a part of the picture, the larger its attention weight for the selected word." : "The wider a ribbon, the larger the attention weight."} ${line}`;
   }
 
   private get size(): string {
@@ -234,7 +235,7 @@ export class TranslateView extends View {
     return this.renderLine("source", "Source", tokens, text, (index) => {
       const weight = this.map && this.active.side === "output" ? `, attention weight ${formatPercent(this.findWeight("source", index))}` : "";
       const kinds = [isChosen(this.store.trace!.source.offsets[index]) ? "chosen" : "", masked.has(index) ? "masked" : ""].filter(Boolean);
-      return { label: `${showText(at(tokens, index))}${weight}${masked.has(index) ? ", masked" : ""}`, kind: kinds.join(" ") };
+      return { label: `${showText(at(tokens, index))}${weight}${masked.has(index) ? ", hidden" : ""}`, kind: kinds.join(" ") };
     });
   }
 
@@ -293,8 +294,12 @@ export class TranslateView extends View {
   }
 
   private findCurrent(side: Side): number {
-    const { row, state: { column } } = this.store;
-    return side === "output" ? row : Math.min(column, this.store.trace!.source.tokens.length - 1);
+    return side === "output" ? this.store.row : this.sourceToken;
+  }
+
+  /** The focused source token. */
+  private get sourceToken(): number {
+    return Math.min(this.store.findColumn(this.map), this.store.trace!.source.tokens.length - 1);
   }
 
   private focusToken(side: Side, index: number): void {
@@ -356,14 +361,14 @@ export class TranslateView extends View {
     this.boxes = { source: find("source", map.columnSpans, this.store.trace!.source.tokens), output: find("output", map.rowSpans, this.output) };
   }
 
-  /** The word of the focused source token, or the token itself, if the source has no spaces. */
+  /** What is edited: the word of the focused source token, or the token itself. */
   private get word(): (SourceWord & { unit: "word" | "token"; position: number }) | null {
     const { source } = this.store.trace!;
-    const slot = Math.min(this.store.state.column, source.tokens.length - 1);
+    const slot = this.sourceToken;
     const offset = source.offsets[slot];
     if (!offset || source.grid) return null;
     const words = listSourceWords(source.text);
-    if (words.length < 2) return { unit: "token", position: slot, text: at(source.tokens, slot), start: offset[0], end: offset[1] };
+    if (this.editsTokens || words.length < 2) return { unit: "token", position: slot, text: at(source.tokens, slot), start: offset[0], end: offset[1] };
     // A space belongs to the word after it.
     const position = Math.max(0, words.findIndex((word) => word.end >= offset[1]));
     return { unit: "word", position, ...at(words, position) };
@@ -373,25 +378,43 @@ export class TranslateView extends View {
     const { word } = this;
     if (!word || !this.store.client.isLive) return "";
     const { unit, position, start } = word;
+    const { tokens, text, offsets } = this.store.trace!.source;
+    const tokenName = tokens.every((token) => [...token].length < 2) ? "Letter" : "Token";
+    const change = (kind: string, options = {}): void => {
+      // The weights change, but the focus stays: on the first token of the word, which may have fewer tokens then.
+      this.store.show({ column: offsets.findIndex((offset) => offset[0] >= start) });
+      void this.store.addEdit({ kind, position, unit, ...options }, "source");
+    };
     const replace = (event: Event): void => {
       event.preventDefault();
       const input = this.shadowRoot!.querySelector<HTMLInputElement>("#replacement")!;
       if (!input.value) return;
-      // The first token of the word stays one of the replacement, which may have fewer tokens.
-      this.store.show({ column: this.store.trace!.source.offsets.findIndex((offset) => offset[0] >= start) });
-      this.store.addEdit({ kind: "replace_source", position, unit, text: input.value }, "source");
+      change("replace_source", { text: input.value });
       input.value = "";
     };
     const move = (offset: number): void => this.moveWord(offset);
-    return html`<section class="panel stack"><h2>Change the source</h2><form class="row edits" aria-label="Edit the source" @submit=${replace}>
-      <button type="button" class="quiet" aria-label="Previous source word" @click=${() => move(-1)}>←</button>
-      <bdi><b>${word.text}</b></bdi>
-      <button type="button" class="quiet" aria-label="Next source word" @click=${() => move(1)}>→</button>
-      <button type="button" id="mask-source" @click=${() => this.store.addEdit({ kind: "mask_source", position, unit }, "source")}>Mask</button>
-      <button type="button" id="delete-source" @click=${() => this.store.addEdit({ kind: "delete_source", position, unit }, "source")}>Delete</button>
+    return html`<section class="panel stack"><div class="row"><h2>Change the source</h2>
+      ${listSourceWords(text).length > 1 ? renderSegments("What is changed", [["word", "Word"], ["token", tokenName]], unit, (value) => (this.editsTokens = value === "token")) : ""}</div>
+      ${this.renderReading(word)}
+      <form class="row edits" aria-label="Edit the source" @submit=${replace}>
+      <button type="button" class="quiet" aria-label=${`Previous source ${unit}`} @click=${() => move(-1)}>←</button>
+      <bdi><b>${labelToken(word.text)}</b></bdi>
+      <button type="button" class="quiet" aria-label=${`Next source ${unit}`} @click=${() => move(1)}>→</button>
+      <button type="button" id="mask-source" @click=${() => change("mask_source")}>Hide</button>
+      <button type="button" id="delete-source" @click=${() => change("delete_source")}>Delete</button>
       <input id="replacement" aria-label=${`Replace ${word.text} with`} placeholder="Replace with" maxlength="200" />
       <button id="replace-source">Replace</button>
-    </form>${renderRefusal(this.store, "source")}</section>`;
+    </form><p class="muted small">Hide: the model reads the unknown token in its place. Delete: the source is shorter.</p>${renderRefusal(this.store, "source")}</section>`;
+  }
+
+  /** How much the focused output reads what is edited. */
+  private renderReading({ start, end, text }: SourceWord): TemplateResult | string {
+    const { map, store: { row, trace } } = this;
+    if (!map?.weights.rows) return "";
+    const output = findSpan(map.rowSpans, row);
+    const slots = trace!.source.offsets.flatMap(([from, to], slot) => (from < end && to > start ? [findSpan(map.columnSpans, slot)] : []));
+    const weight = [...new Set(slots)].reduce((sum, slot) => sum + map.weights.at(output, slot), 0);
+    return html`<p class="number" id="reading">Output <bdi>“${labelToken(at(map.axes.rows, output))}”</bdi> reads <bdi>“${labelToken(text)}”</bdi> with an attention weight of <b>${formatPercent(weight)}</b>.</p>`;
   }
 
   private moveWord(offset: number): void {

@@ -61,80 +61,80 @@
  * Copyright 2017 Google LLC
  * SPDX-License-Identifier: BSD-3-Clause
  */var vt="regard.key",xe=[["Ctrl+Enter","translate now"],["/","edit the text"],["S","swap the languages"],["C","copy the result"],["← → Home End","move between the words of the result"],["Enter, Space","show the attention weights of a word, or hide them"],["Esc","hide the attention weights"],["T","light or dark colors"],["?","list the keys"]],Ae={translate:"Translation",predict:"Prediction",caption:"Caption"},f=class extends x{constructor(){super(...arguments);this.isDropping=!1;this.hasCopied=!1;this.current=0;this.picture=null}createRenderRoot(){return this}connectedCallback(){super.connectedCallback(),this.store.addEventListener("change",()=>this.requestUpdate()),matchMedia("(prefers-color-scheme: dark)").addEventListener("change",()=>{P(),this.requestUpdate()}),addEventListener("keydown",t=>this.press(t)),addEventListener("hashchange",()=>this.store.change(K(location.hash))),document.addEventListener("selectionchange",()=>this.followCaret()),addEventListener("dragover",t=>this.drag(t)),addEventListener("dragleave",t=>this.isDropping=t.relatedTarget!==null&&this.isDropping),addEventListener("drop",t=>this.drop(t))}focusText(){this.textarea?.focus(),this.textarea?.setSelectionRange(this.textarea.value.length,this.textarea.value.length)}updated(t){let{store:s}=this,r=j(s.input);!s.isLoading&&!s.isOutdated&&r!==location.hash&&history.replaceState(null,"",r)}render(){let{store:t}=this;return h`
-      <header>
-        <h1>
-          <svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" aria-hidden="true"><path d="M2 12s3.6-6.5 10-6.5S22 12 22 12s-3.6 6.5-10 6.5S2 12 2 12Z"></path><circle cx="12" cy="12" r="3" fill="currentColor" stroke="none"></circle></svg>
-          regard
-        </h1>
-        ${this.renderModels()} ${this.renderKey()}
-        <div class="actions">
-          <button type="button" class="quiet" id="theme" aria-label=${D()?"Use light colors":"Use dark colors"} @click=${this.toggleTheme}>${D()?"☀":"☾"}</button>
-          <button type="button" class="quiet" id="help" aria-label="Keyboard shortcuts" @click=${()=>this.help.showModal()}>?</button>
-        </div>
-      </header>
-      <main>
-        ${t.kind==="translate"?this.renderLanguages():""}
-        <div class="progress">${t.isLoading?h`<i></i>`:""}</div>
-        ${this.renderFailure()}
-        <div class="panes">
-          ${t.kind==="caption"?this.renderImage():this.renderSource()}
-          ${this.renderResult()}
-        </div>
-        ${this.renderWeights()} ${this.renderAlternatives()} ${this.renderFiles()}
-      </main>
-      <div class="hidden" role="status" aria-live="polite" id="announcement">${t.announcement}</div>
-      ${this.isDropping?h`<div class="drop">${t.kind==="caption"?"Drop an image to describe it":"Drop documents to translate them"}</div>`:""}
-      <dialog aria-labelledby="shortcuts">
-        <h2 id="shortcuts">Keyboard shortcuts</h2>
-        <dl>${xe.map(([s,r])=>h`<dt><kbd>${s}</kbd></dt><dd>${r}</dd>`)}</dl>
-        <form method="dialog"><button class="primary">Close</button></form>
-      </dialog>
-    `}renderModels(){let{otherModels:t,sources:s,input:r}=this.store;return t.length?h`<label class="field">Model <select id="model" @change=${this.choose("model")}>
-      ${s.length?h`<option value="" .selected=${!r.model}>Translation</option>`:""}
-      ${t.map(({name:i})=>h`<option value=${i} .selected=${i===r.model}>${i}</option>`)}
-    </select></label>`:""}renderKey(){let{store:t}=this;if(!t.settings.keyRequired)return"";let s=r=>{let{value:i}=r.target;sessionStorage.setItem(vt,i),t.setKey(i)};return h`<label class="field">API key <input id="key" type="password" autocomplete="off" .value=${t.client.key} @change=${s} /></label>`}renderLanguages(){let{store:t}=this,{source:s,target:r}=t.input,i=({code:o,name:a},l)=>h`<option value=${o} .selected=${o===l}>${a}</option>`;return h`<div class="languages">
-      <select id="source" aria-label="Source language" @change=${this.choose("source")}>
-        <option value=${A} .selected=${s===A}>Detect language</option>
-        ${t.sources.map(o=>i(o,s))}
-      </select>
-      <button type="button" id="swap" aria-label="Swap the languages" ?disabled=${!t.swapped} @click=${()=>t.swap()}>⇄</button>
-      <select id="target" aria-label="Target language" @change=${this.choose("target")}>
-        ${t.targets.map(o=>i(o,r))}
-      </select>
-    </div>`}choose(t){return s=>this.store.change({[t]:s.target.value})}renderFailure(){let{failure:t}=this.store;return t?h`<div class="panel error row" role="alert"><p>${t.message}</p><button type="button" id="retry" @click=${t.retry}>Retry</button></div>`:""}renderSource(){let{store:t}=this,{settings:s,input:r,length:i}=t,o=t.kind==="translate";return h`<section class="pane" aria-label="Source">
-      <div class="editor">
-        <div class="layer text" dir="auto" aria-hidden="true">${this.renderLayer()}&#8203;</div>
-        <textarea class="text" id="text" dir="auto" spellcheck="true" aria-label="Source text" aria-describedby="count" placeholder="Type or paste a text" .value=${r.text}
-          @input=${this.type} @pointermove=${this.point} @pointerleave=${()=>t.hover(null)} @blur=${()=>t.hover(null)}></textarea>
-      </div>
-      <div class="bar">
-        ${o&&s.filesTranslation?h`<label class="file">Open documents <input type="file" multiple accept=${s.supportedFilesFormat.join(",")} @change=${this.openFiles} /></label>`:""}
-        ${r.text?h`<button type="button" class="quiet" id="clear" @click=${this.clear}>Clear</button>`:""}
-        <span class="count number ${t.isTooLong?"bad":"muted"}" id="count">${i.toLocaleString("en")}${s.charLimit>=0?` / ${s.charLimit.toLocaleString("en")}`:""}<span class="hidden"> characters</span></span>
-      </div>
-    </section>`}renderLayer(){let{store:t}=this,{result:s,weights:r}=t;if(!s||s.best.source!==t.input.text)return t.input.text;let i=t.findHighlighted("source"),o=r?p(s.best.sentences,r.sentence).firstSourceWord:0;return nt(s.best.source,s.best.sourceWords).map(({text:a,word:l})=>{if(l===null)return a;let c=r?.values?.words[l-o]??0;return h`<span data-word=${l} class=${i.includes(l)?"lit":""} .style=${`--share:${Math.round(100*c)}%`}>${a}</span>`})}renderImage(){let{image:t}=this.store;return t!==(this.picture?.file??null)&&(this.picture&&URL.revokeObjectURL(this.picture.url),this.picture=t&&{file:t,url:URL.createObjectURL(t)}),h`<section class="pane" aria-label="Source">
-      <div class="picture">${this.picture?h`<img src=${this.picture.url} alt=${this.picture.file.name} />`:h`<p class="muted">Open or drop an image to describe it.</p>`}</div>
-      <div class="bar"><label class="file">Open an image <input type="file" accept="image/png,image/jpeg,image/webp" @change=${this.openFiles} /></label></div>
-    </section>`}renderResult(){let{store:t}=this,{result:s}=t,r=Ae[t.kind],i=s?.detected,o=s&&!s.input.model?s.input.target:"";return h`<section class="pane result ${t.isOutdated?"outdated":""}" aria-label=${r} aria-busy=${t.isLoading}>
-      <div class="text" role="group" aria-label=${`${r} text`} dir="auto" lang=${o} @pointerover=${this.enter} @pointerleave=${()=>t.hover(null)}
-        @focusin=${this.enter} @focusout=${()=>t.hover(null)} @click=${this.select} @keydown=${this.moveWord}>${s?this.renderWords():h`<span class="muted">${r}</span>`}</div>
-      <div class="bar">
-        ${i?h`<span class="muted small detected">Detected: ${this.nameLanguage(i.language)}${i.confidence?` (${Math.round(i.confidence)}%)`:""}</span>`:""}
-        <button type="button" class="quiet" id="copy" ?disabled=${!t.shownText} @click=${()=>{this.copy()}}>${this.hasCopied?"Copied":"Copy"}</button>
-        ${t.explorer?h`<a class="quiet button" id="explore" href=${t.explorer} target="_blank" rel="noopener">Explore<span class="hidden"> how the model computes this (opens a new tab)</span></a>`:""}
-      </div>
-    </section>`}renderWords(){let{store:t}=this,{best:s,shown:r}=t.result;if(!t.shownText)return h`<span class="muted">The result is empty.</span>`;if(r>0)return t.shownText;let i=t.findHighlighted("result"),o=Math.min(this.current,s.words.length-1);return nt(s.text,s.words).map(({text:a,word:l})=>l===null?a:h`<span role="button" class="word ${i.includes(l)?"lit":""}" data-word=${l} tabindex=${l===o?0:-1} aria-pressed=${t.weights?.word===l}>${a}</span>`)}renderWeights(){let{result:t,weights:s}=this.store;if(!t||!s)return"";let{sourceWords:r,source:i,sentences:o,text:a,words:l}=t.best,{firstSourceWord:c}=p(o,s.sentence),[u,d]=p(l,s.word),m=(v,b)=>h`<li>${v}<span class="meter"><i .style=${`width:${100*b}%`}></i></span><span class="number small">${Math.round(100*b)}%</span></li>`;return h`<section class="panel stack" aria-label="Attention weights" id="weights">
-      <div class="row"><h2>Attention of <bdi>“${a.slice(u,d)}”</bdi></h2><button type="button" class="quiet" id="close" @click=${()=>this.closeWeights()}>Close</button></div>
-      ${s.values?h`<ol class="bars">
-            ${s.values.words.map((v,b)=>m(h`<bdi>${i.slice(...p(r,c+b))}</bdi>`,v))}
-            ${s.values.rest>=.005?m(h`<span class="muted">other tokens</span>`,s.values.rest):""}
-          </ol>`:h`<p class="muted">Computing …</p>`}
-    </section>`}renderAlternatives(){let{result:t}=this.store;return t?.alternatives.length?h`<section class="panel stack" aria-labelledby="alternatives">
-      <h2 id="alternatives">Alternatives</h2>
-      <ul class="alternatives">
-        ${[t.best.text,...t.alternatives].map((s,r)=>r===t.shown?"":h`<li><button type="button" class="quiet" dir="auto" @click=${()=>this.store.show(r)}>${s}</button></li>`)}
-      </ul>
-    </section>`:""}renderFiles(){let{files:t}=this.store;return t.length?h`<section class="panel stack" aria-labelledby="documents">
-      <h2 id="documents">Documents</h2>
-      <ul class="files">${t.map(s=>h`<li><bdi>${s.file.name}</bdi> ${this.renderFile(s)}</li>`)}</ul>
-    </section>`:""}renderFile(t){let{file:s,target:r,state:i,outcome:o}=t;return i==="waiting"?h`<span class="muted">Translating …</span>`:i==="failed"?h`<span class="bad">${o}</span><button type="button" @click=${()=>{this.store.translateFile(t)}}>Retry</button>`:h`<a class="button" href=${o} download=${s.name.replace(/(\.[^.]*)$/,`.${r}$1`)}>Download</a>`}nameLanguage(t){return this.store.languages.find(s=>s.code===t)?.name??t}type(t){this.store.change({text:t.target.value},Ct)}clear(){this.store.change({text:""}),this.focusText()}point(t){let s=document.elementsFromPoint(t.clientX,t.clientY).filter(r=>r.matches(".layer [data-word]"));this.store.hover(s[0]?{side:"source",word:tt(s[0])}:null)}followCaret(){let{textarea:t,store:s}=this,{result:r,input:i}=s;if(!t||document.activeElement!==t||!r||r.best.source!==i.text)return;let o=Tt(r.best.sourceWords,t.selectionStart);s.hover(o<0?null:{side:"source",word:o})}enter(t){let s=t.target.closest("[data-word]");s&&t.type==="focusin"&&(this.current=tt(s)),this.store.hover(s&&{side:"result",word:tt(s)})}select(t){let s=t.target.closest("[data-word]");!s||getSelection()?.type==="Range"||(this.current=tt(s),this.store.weigh(this.current))}moveWord(t){let s=this.store.result?.best.words.length??0,i=getComputedStyle(t.target).direction==="rtl"?-1:1,a={ArrowRight:this.current+i,ArrowLeft:this.current-i,Home:0,End:s-1}[t.key];if(t.key==="Enter"||t.key===" ")this.store.weigh(this.current);else{if(a===void 0||a<0||a>=s)return;this.focusWord(a)}t.preventDefault()}focusWord(t){this.current=t,this.resultText?.querySelector(`[data-word="${t}"]`)?.focus()}closeWeights(){let{weights:t}=this.store;t&&(this.store.weigh(t.word),this.focusWord(t.word))}async copy(){let t=this.store.shownText;!t||!this.resultText||(navigator.clipboard?await navigator.clipboard.writeText(t):(getSelection().selectAllChildren(this.resultText),document.execCommand("copy")),this.hasCopied=!0,this.store.announce("The result was copied."),setTimeout(()=>this.hasCopied=!1,2e3))}openFiles(t){let s=t.target;this.accept([...s.files??[]]),s.value=""}accept(t){let{store:s}=this;s.kind==="translate"?s.translateFiles(t):s.kind==="caption"&&t[0]&&s.openImage(t[0])}drag(t){let{store:s}=this;!(s.kind==="caption"||s.kind==="translate"&&s.settings.filesTranslation)||!t.dataTransfer?.types.includes("Files")||(t.preventDefault(),this.isDropping=!0)}drop(t){this.isDropping&&(t.preventDefault(),this.isDropping=!1,this.accept([...t.dataTransfer?.files??[]]))}press(t){let s=t.target;if((t.ctrlKey||t.metaKey)&&t.key==="Enter"){t.preventDefault(),this.store.run();return}if(t.key==="Escape"&&this.store.weights&&!this.help.open){this.closeWeights();return}if(/^(TEXTAREA|INPUT|SELECT)$/.test(s.tagName??"")||t.ctrlKey||t.metaKey||t.altKey||this.help.open)return;let o={"/":()=>this.focusText(),"?":()=>this.help.showModal(),s:()=>this.store.swap(),c:()=>{this.copy()},t:()=>this.toggleTheme()}[t.key];o&&(t.preventDefault(),o())}toggleTheme(){localStorage.setItem("regard.theme",D()?"light":"dark"),P(),this.requestUpdate()}};$([Z({attribute:!1})],f.prototype,"store",2),$([G()],f.prototype,"isDropping",2),$([G()],f.prototype,"hasCopied",2),$([G()],f.prototype,"current",2),$([Q("textarea")],f.prototype,"textarea",2),$([Q("dialog")],f.prototype,"help",2),$([Q(".result .text")],f.prototype,"resultText",2),f=$([Jt("translator-app")],f);var tt=n=>Number(n.dataset.word);P();var Xt=new I;Xt.key=sessionStorage.getItem(vt)??"";var bt=new N(Xt,K(location.hash)),Se=document.querySelector("form"),$t=Se.querySelector("textarea");bt.load().then(()=>{let n=document.activeElement===$t,e=new f;e.store=bt,document.body.replaceChildren(e),$t.value&&bt.change({text:$t.value}),n&&e.updateComplete.then(()=>e.focusText())});})();
+<header>
+<h1>
+<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" aria-hidden="true"><path d="M2 12s3.6-6.5 10-6.5S22 12 22 12s-3.6 6.5-10 6.5S2 12 2 12Z"></path><circle cx="12" cy="12" r="3" fill="currentColor" stroke="none"></circle></svg>
+regard
+</h1>
+${this.renderModels()} ${this.renderKey()}
+<div class="actions">
+<button type="button" class="quiet" id="theme" aria-label=${D()?"Use light colors":"Use dark colors"} @click=${this.toggleTheme}>${D()?"☀":"☾"}</button>
+<button type="button" class="quiet" id="help" aria-label="Keyboard shortcuts" @click=${()=>this.help.showModal()}>?</button>
+</div>
+</header>
+<main>
+${t.kind==="translate"?this.renderLanguages():""}
+<div class="progress">${t.isLoading?h`<i></i>`:""}</div>
+${this.renderFailure()}
+<div class="panes">
+${t.kind==="caption"?this.renderImage():this.renderSource()}
+${this.renderResult()}
+</div>
+${this.renderWeights()} ${this.renderAlternatives()} ${this.renderFiles()}
+</main>
+<div class="hidden" role="status" aria-live="polite" id="announcement">${t.announcement}</div>
+${this.isDropping?h`<div class="drop">${t.kind==="caption"?"Drop an image to describe it":"Drop documents to translate them"}</div>`:""}
+<dialog aria-labelledby="shortcuts">
+<h2 id="shortcuts">Keyboard shortcuts</h2>
+<dl>${xe.map(([s,r])=>h`<dt><kbd>${s}</kbd></dt><dd>${r}</dd>`)}</dl>
+<form method="dialog"><button class="primary">Close</button></form>
+</dialog>
+`}renderModels(){let{otherModels:t,sources:s,input:r}=this.store;return t.length?h`<label class="field">Model <select id="model" @change=${this.choose("model")}>
+${s.length?h`<option value="" .selected=${!r.model}>Translation</option>`:""}
+${t.map(({name:i})=>h`<option value=${i} .selected=${i===r.model}>${i}</option>`)}
+</select></label>`:""}renderKey(){let{store:t}=this;if(!t.settings.keyRequired)return"";let s=r=>{let{value:i}=r.target;sessionStorage.setItem(vt,i),t.setKey(i)};return h`<label class="field">API key <input id="key" type="password" autocomplete="off" .value=${t.client.key} @change=${s} /></label>`}renderLanguages(){let{store:t}=this,{source:s,target:r}=t.input,i=({code:o,name:a},l)=>h`<option value=${o} .selected=${o===l}>${a}</option>`;return h`<div class="languages">
+<select id="source" aria-label="Source language" @change=${this.choose("source")}>
+<option value=${A} .selected=${s===A}>Detect language</option>
+${t.sources.map(o=>i(o,s))}
+</select>
+<button type="button" id="swap" aria-label="Swap the languages" ?disabled=${!t.swapped} @click=${()=>t.swap()}>⇄</button>
+<select id="target" aria-label="Target language" @change=${this.choose("target")}>
+${t.targets.map(o=>i(o,r))}
+</select>
+</div>`}choose(t){return s=>this.store.change({[t]:s.target.value})}renderFailure(){let{failure:t}=this.store;return t?h`<div class="panel error row" role="alert"><p>${t.message}</p><button type="button" id="retry" @click=${t.retry}>Retry</button></div>`:""}renderSource(){let{store:t}=this,{settings:s,input:r,length:i}=t,o=t.kind==="translate";return h`<section class="pane" aria-label="Source">
+<div class="editor">
+<div class="layer text" dir="auto" aria-hidden="true">${this.renderLayer()}&#8203;</div>
+<textarea class="text" id="text" dir="auto" spellcheck="true" aria-label="Source text" aria-describedby="count" placeholder="Type or paste a text" .value=${r.text}
+@input=${this.type} @pointermove=${this.point} @pointerleave=${()=>t.hover(null)} @blur=${()=>t.hover(null)}></textarea>
+</div>
+<div class="bar">
+${o&&s.filesTranslation?h`<label class="file">Open documents <input type="file" multiple accept=${s.supportedFilesFormat.join(",")} @change=${this.openFiles} /></label>`:""}
+${r.text?h`<button type="button" class="quiet" id="clear" @click=${this.clear}>Clear</button>`:""}
+<span class="count number ${t.isTooLong?"bad":"muted"}" id="count">${i.toLocaleString("en")}${s.charLimit>=0?` / ${s.charLimit.toLocaleString("en")}`:""}<span class="hidden"> characters</span></span>
+</div>
+</section>`}renderLayer(){let{store:t}=this,{result:s,weights:r}=t;if(!s||s.best.source!==t.input.text)return t.input.text;let i=t.findHighlighted("source"),o=r?p(s.best.sentences,r.sentence).firstSourceWord:0;return nt(s.best.source,s.best.sourceWords).map(({text:a,word:l})=>{if(l===null)return a;let c=r?.values?.words[l-o]??0;return h`<span data-word=${l} class=${i.includes(l)?"lit":""} .style=${`--share:${Math.round(100*c)}%`}>${a}</span>`})}renderImage(){let{image:t}=this.store;return t!==(this.picture?.file??null)&&(this.picture&&URL.revokeObjectURL(this.picture.url),this.picture=t&&{file:t,url:URL.createObjectURL(t)}),h`<section class="pane" aria-label="Source">
+<div class="picture">${this.picture?h`<img src=${this.picture.url} alt=${this.picture.file.name} />`:h`<p class="muted">Open or drop an image to describe it.</p>`}</div>
+<div class="bar"><label class="file">Open an image <input type="file" accept="image/png,image/jpeg,image/webp" @change=${this.openFiles} /></label></div>
+</section>`}renderResult(){let{store:t}=this,{result:s}=t,r=Ae[t.kind],i=s?.detected,o=s&&!s.input.model?s.input.target:"";return h`<section class="pane result ${t.isOutdated?"outdated":""}" aria-label=${r} aria-busy=${t.isLoading}>
+<div class="text" role="group" aria-label=${`${r} text`} dir="auto" lang=${o} @pointerover=${this.enter} @pointerleave=${()=>t.hover(null)}
+@focusin=${this.enter} @focusout=${()=>t.hover(null)} @click=${this.select} @keydown=${this.moveWord}>${s?this.renderWords():h`<span class="muted">${r}</span>`}</div>
+<div class="bar">
+${i?h`<span class="muted small detected">Detected: ${this.nameLanguage(i.language)}${i.confidence?` (${Math.round(i.confidence)}%)`:""}</span>`:""}
+<button type="button" class="quiet" id="copy" ?disabled=${!t.shownText} @click=${()=>{this.copy()}}>${this.hasCopied?"Copied":"Copy"}</button>
+${t.explorer?h`<a class="quiet button" id="explore" href=${t.explorer} target="_blank" rel="noopener">Explore<span class="hidden"> how the model computes this (opens a new tab)</span></a>`:""}
+</div>
+</section>`}renderWords(){let{store:t}=this,{best:s,shown:r}=t.result;if(!t.shownText)return h`<span class="muted">The result is empty.</span>`;if(r>0)return t.shownText;let i=t.findHighlighted("result"),o=Math.min(this.current,s.words.length-1);return nt(s.text,s.words).map(({text:a,word:l})=>l===null?a:h`<span role="button" class="word ${i.includes(l)?"lit":""}" data-word=${l} tabindex=${l===o?0:-1} aria-pressed=${t.weights?.word===l}>${a}</span>`)}renderWeights(){let{result:t,weights:s}=this.store;if(!t||!s)return"";let{sourceWords:r,source:i,sentences:o,text:a,words:l}=t.best,{firstSourceWord:c}=p(o,s.sentence),[u,d]=p(l,s.word),m=(v,b)=>h`<li>${v}<span class="meter"><i .style=${`width:${100*b}%`}></i></span><span class="number small">${Math.round(100*b)}%</span></li>`;return h`<section class="panel stack" aria-label="Attention weights" id="weights">
+<div class="row"><h2>Attention of <bdi>“${a.slice(u,d)}”</bdi></h2><button type="button" class="quiet" id="close" @click=${()=>this.closeWeights()}>Close</button></div>
+${s.values?h`<ol class="bars">
+${s.values.words.map((v,b)=>m(h`<bdi>${i.slice(...p(r,c+b))}</bdi>`,v))}
+${s.values.rest>=.005?m(h`<span class="muted">other tokens</span>`,s.values.rest):""}
+</ol>`:h`<p class="muted">Computing …</p>`}
+</section>`}renderAlternatives(){let{result:t}=this.store;return t?.alternatives.length?h`<section class="panel stack" aria-labelledby="alternatives">
+<h2 id="alternatives">Alternatives</h2>
+<ul class="alternatives">
+${[t.best.text,...t.alternatives].map((s,r)=>r===t.shown?"":h`<li><button type="button" class="quiet" dir="auto" @click=${()=>this.store.show(r)}>${s}</button></li>`)}
+</ul>
+</section>`:""}renderFiles(){let{files:t}=this.store;return t.length?h`<section class="panel stack" aria-labelledby="documents">
+<h2 id="documents">Documents</h2>
+<ul class="files">${t.map(s=>h`<li><bdi>${s.file.name}</bdi> ${this.renderFile(s)}</li>`)}</ul>
+</section>`:""}renderFile(t){let{file:s,target:r,state:i,outcome:o}=t;return i==="waiting"?h`<span class="muted">Translating …</span>`:i==="failed"?h`<span class="bad">${o}</span><button type="button" @click=${()=>{this.store.translateFile(t)}}>Retry</button>`:h`<a class="button" href=${o} download=${s.name.replace(/(\.[^.]*)$/,`.${r}$1`)}>Download</a>`}nameLanguage(t){return this.store.languages.find(s=>s.code===t)?.name??t}type(t){this.store.change({text:t.target.value},Ct)}clear(){this.store.change({text:""}),this.focusText()}point(t){let s=document.elementsFromPoint(t.clientX,t.clientY).filter(r=>r.matches(".layer [data-word]"));this.store.hover(s[0]?{side:"source",word:tt(s[0])}:null)}followCaret(){let{textarea:t,store:s}=this,{result:r,input:i}=s;if(!t||document.activeElement!==t||!r||r.best.source!==i.text)return;let o=Tt(r.best.sourceWords,t.selectionStart);s.hover(o<0?null:{side:"source",word:o})}enter(t){let s=t.target.closest("[data-word]");s&&t.type==="focusin"&&(this.current=tt(s)),this.store.hover(s&&{side:"result",word:tt(s)})}select(t){let s=t.target.closest("[data-word]");!s||getSelection()?.type==="Range"||(this.current=tt(s),this.store.weigh(this.current))}moveWord(t){let s=this.store.result?.best.words.length??0,i=getComputedStyle(t.target).direction==="rtl"?-1:1,a={ArrowRight:this.current+i,ArrowLeft:this.current-i,Home:0,End:s-1}[t.key];if(t.key==="Enter"||t.key===" ")this.store.weigh(this.current);else{if(a===void 0||a<0||a>=s)return;this.focusWord(a)}t.preventDefault()}focusWord(t){this.current=t,this.resultText?.querySelector(`[data-word="${t}"]`)?.focus()}closeWeights(){let{weights:t}=this.store;t&&(this.store.weigh(t.word),this.focusWord(t.word))}async copy(){let t=this.store.shownText;!t||!this.resultText||(navigator.clipboard?await navigator.clipboard.writeText(t):(getSelection().selectAllChildren(this.resultText),document.execCommand("copy")),this.hasCopied=!0,this.store.announce("The result was copied."),setTimeout(()=>this.hasCopied=!1,2e3))}openFiles(t){let s=t.target;this.accept([...s.files??[]]),s.value=""}accept(t){let{store:s}=this;s.kind==="translate"?s.translateFiles(t):s.kind==="caption"&&t[0]&&s.openImage(t[0])}drag(t){let{store:s}=this;!(s.kind==="caption"||s.kind==="translate"&&s.settings.filesTranslation)||!t.dataTransfer?.types.includes("Files")||(t.preventDefault(),this.isDropping=!0)}drop(t){this.isDropping&&(t.preventDefault(),this.isDropping=!1,this.accept([...t.dataTransfer?.files??[]]))}press(t){let s=t.target;if((t.ctrlKey||t.metaKey)&&t.key==="Enter"){t.preventDefault(),this.store.run();return}if(t.key==="Escape"&&this.store.weights&&!this.help.open){this.closeWeights();return}if(/^(TEXTAREA|INPUT|SELECT)$/.test(s.tagName??"")||t.ctrlKey||t.metaKey||t.altKey||this.help.open)return;let o={"/":()=>this.focusText(),"?":()=>this.help.showModal(),s:()=>this.store.swap(),c:()=>{this.copy()},t:()=>this.toggleTheme()}[t.key];o&&(t.preventDefault(),o())}toggleTheme(){localStorage.setItem("regard.theme",D()?"light":"dark"),P(),this.requestUpdate()}};$([Z({attribute:!1})],f.prototype,"store",2),$([G()],f.prototype,"isDropping",2),$([G()],f.prototype,"hasCopied",2),$([G()],f.prototype,"current",2),$([Q("textarea")],f.prototype,"textarea",2),$([Q("dialog")],f.prototype,"help",2),$([Q(".result .text")],f.prototype,"resultText",2),f=$([Jt("translator-app")],f);var tt=n=>Number(n.dataset.word);P();var Xt=new I;Xt.key=sessionStorage.getItem(vt)??"";var bt=new N(Xt,K(location.hash)),Se=document.querySelector("form"),$t=Se.querySelector("textarea");bt.load().then(()=>{let n=document.activeElement===$t,e=new f;e.store=bt,document.body.replaceChildren(e),$t.value&&bt.change({text:$t.value}),n&&e.updateComplete.then(()=>e.focusText())});})();
