@@ -62,28 +62,35 @@ generator = random.Random(0)
 
 def write_date() -> tuple[str, str]:
     """Return a random date as text, and in the standard form."""
-    year, month, day = generator.randint(1950, 2029), generator.randint(1, 12), generator.randint(1, 28)
-    name = calendar.month_name[month]
-    text = generator.choice([f"{day} {name} {year}", f"{name} {day}, {year}", f"{year}, {name} {day}"])
-    return text, f"{year}-{month:02}-{day:02}"
+    year, month = generator.randint(1950, 2029), generator.randint(1, 12)
+    day, name = generator.randint(1, 28), calendar.month_name[month]
+    formats = f"{day} {name} {year}", f"{name} {day}, {year}", f"{year}, {name} {day}"
+    return generator.choice(formats), f"{year}-{month:02}-{day:02}"
 
 
 test = [write_date() for _ in range(200)]
 folder = Path(tempfile.mkdtemp())
-(folder / "dates.tsv").write_text("".join("\t".join(write_date()) + "\n" for _ in range(4000)))
+lines = ["\t".join(write_date()) + "\n" for _ in range(4000)]
+(folder / "dates.tsv").write_text("".join(lines))
+
+TRAINING = {"steps": 300, "batch_size": 32, "learning_rate": 0.01, "warmup": 30}
 
 
 def train(name: str, **model: object) -> regard.Model:
-    """Train a small model on the dates, and print how many dates of the test set it writes correctly."""
-    sizes = {"embedding": 32, "dropout": 0, "decoder": {"hidden": 64}}
-    training = {"steps": 300, "batch_size": 32, "learning_rate": 0.01, "warmup": 30, "validate_every": 300}
-    settings = {"model": {**sizes, **model}, "data.train": str(folder / "dates.tsv"), "training": training}
-    trained = regard.train("pairs", settings, out=folder / name, quiet=True).load(device="cpu")
+    """Train a small model, and print how many dates of the test set it writes correctly."""
+    settings = {
+        "model": {"embedding": 32, "dropout": 0, "decoder": {"hidden": 64}, **model},
+        "training": {**TRAINING, "validate_every": 300},
+        "data.train": str(folder / "dates.tsv"),
+    }
+    run = regard.train("pairs", settings, out=folder / name, quiet=True)
+    trained = run.load(device="cpu")
     print(f"{name}: {trained.evaluate(test, metrics='accuracy')['accuracy']:.0%} correct")
     return trained
 
 
-model = train("attention", kind="recurrent", encoder={"hidden": 32}, attention="bahdanau")
+encoder = {"hidden": 32}
+model = train("attention", kind="recurrent", encoder=encoder, attention="bahdanau")
 
 # %% [markdown]
 # ### Is attention needed here?
@@ -93,11 +100,13 @@ model = train("attention", kind="recurrent", encoder={"hidden": 32}, attention="
 # then the learned weights would be a decoration, and there would be nothing to explain.
 
 # %%
-average = train("average", kind="fixed", context="every_step", encoder={"hidden": 32, "summary": "mean"})
+averaging = {"hidden": 32, "summary": "mean"}
+average = train("average", kind="fixed", encoder=averaging, context="every_step")
 
 # %% [markdown]
-# Attention is needed. Now look at the weights for one date. In the explorer, choose a step to see its weights, and the
-# other characters that the model considered.
+# Attention is needed. Now look at the weights for one date. `Model.trace` returns a prediction with everything that was
+# recorded on the way. This page shows a trace in the explorer of regard, and a notebook shows its weights. Choose a
+# character of the output to see where the model looked, and which other characters it considered.
 
 # %% alt="The explorer with the attention weights for March 14, 1987: most digits attend to the same digit."
 SOURCE, TARGET = "March 14, 1987", "1987-03-14"
@@ -112,14 +121,14 @@ trace
 # ### Change the input: attribution
 #
 # `Model.attribute` computes scores of the input tokens. Erasure is called *occlusion* there. The figure shows the three
-# methods side by side: red is positive, blue is negative, and each map is divided by its largest value.
+# methods side by side. Rows are characters of the output, and columns characters of the input. Red is positive, blue is
+# negative, and each map is divided by its largest value.
 
 # %% alt="Maps of attention, gradient times input and erasure: they agree at digits, not at month and hyphens."
-maps = {
-    "attention": trace.prediction.attention,
-    "gradient × input": model.attribute(SOURCE, TARGET, method="gradient_x_input").scores,
-    "erasure": model.attribute(SOURCE, TARGET, method="occlusion").scores,
-}
+gradient = model.attribute(SOURCE, TARGET, method="gradient_x_input").scores
+erasure = model.attribute(SOURCE, TARGET, method="occlusion").scores
+attention = trace.prediction.attention
+maps = {"attention": attention, "gradient × input": gradient, "erasure": erasure}
 
 figure, panels = plt.subplots(1, 3, figsize=(10, 3.4), sharey=True)
 for axes, (name, scores) in zip(panels, maps.items(), strict=True):
@@ -129,24 +138,34 @@ for axes, (name, scores) in zip(panels, maps.items(), strict=True):
     axes.set_yticks(range(len(TARGET)), list(TARGET))
 plt.show()
 
+month = TARGET.index("3")
+print("at 3, the largest value is on", [SOURCE[m[month].argmax()] for m in maps.values()])
+
+assert [m[3].argmax() for m in maps.values()] == [SOURCE.index("7")] * 3
+assert attention[month].argmax() != erasure[month].argmax()
+
 # %% [markdown]
-# At which digits do the methods name the same character? We count it for 20 dates, for each position of the output.
+# At the last digits of year and day, the three maps agree. At the second digit of the month, the largest weight is on
+# another letter of *March* than the two attributions. How often does this happen? For 20 dates, we count how often the
+# largest weight and the largest erasure score are on the same character.
 
 # %%
 same = np.zeros(len(TARGET))
 for source, target in test[:20]:
     attribution = model.attribute(source, target, method="occlusion")
     same += attribution.prediction.attention.argmax(1) == attribution.scores.argmax(1)
-for position, label in enumerate("YYYY-MM-DD"):
-    print(f"{label}: the largest weight is on the most important character in {same[position]:2.0f} of 20 dates")
+for label, count in zip("YYYY-MM-DD", same, strict=True):
+    print(f"{label}: the same character in {count:2.0f} of 20 dates")
+
+assert min(same[3], same[9]) > 12 > max(same[4], same[7])
 
 # %% [markdown]
-# For the last digit of the year and of the day, both agree. For a month, they often differ, for two reasons:
+# At the last digits of year and day, they mostly agree. At the month, they often differ, and there are two reasons:
 #
 # - **A weight is on a state, and not on a character.** The encoder reads in both directions, so its state at *c* in
-#   *March* also knows the letters around it. A weight on *c* can mean that *h* was read.
-# - **Erasing depends on what remains.** *March* without *c* is still March, so this letter has a small score, although
-#   the model uses it. Without *h*, the model is less sure.
+#   *March* also depends on the letters around it. A weight on *c* can mean that *h* was read.
+# - **Erasing depends on what remains.** *March* without *r* is still March. So *r* has a small score, even if the model
+#   reads it.
 #
 # ### Change the weights
 #
@@ -156,9 +175,10 @@ for position, label in enumerate("YYYY-MM-DD"):
 
 # %%
 def look_at(step: int, position: int) -> dict[str, object]:
-    """Return an edit that puts the complete weight of a step on one position of the source."""
+    """Return an edit that puts all weight of a step on one position of the source."""
     weights = [float(index == position) for index in range(len(SOURCE))]
-    return {"kind": "set_row", "attention": "decoder.attention", "step": step, "weights": weights}
+    row = {"attention": "decoder.attention", "step": step}
+    return {"kind": "set_row", **row, "weights": weights}
 
 
 edited = model.trace(SOURCE, edits=[look_at(step=3, position=12)])
@@ -169,7 +189,7 @@ assert edited.prediction.text[3] == "8"
 # %% [markdown]
 # The model writes `8`. At this step, the weights are the *cause* of the output, and not a decoration. Is it so at every
 # step? For 10 dates, we replace the weights of one step at a time with equal weights, and with the same weights in a
-# random order, as Jain and Wallace did. The figure shows $\Delta_t$.
+# random order, as Jain and Wallace did. The figure shows $\Delta_t$: a dot for each date, and a bar for the average.
 
 # %% alt="The change by output position: near 0 at the hyphens, several units at the last digits."
 shuffler = np.random.default_rng(0)
@@ -182,11 +202,16 @@ def log_probs(source: str, target: str, *edits: dict[str, object]) -> list[float
 
 changes: dict[str, list[float]] = {"equal": [], "shuffled": []}
 for source, target in test[:10]:
-    before, weights = log_probs(source, target), model.force([source], [target])[0].attention
+    before = log_probs(source, target)
+    weights = model.force([source], [target])[0].attention
     for step in range(len(target)):
         row = {"attention": "decoder.attention", "step": step}
-        shuffled = {"kind": "set_row", **row, "weights": shuffler.permutation(weights[step]).tolist()}
-        for name, edit in (("equal", {"kind": "uniform_row", **row}), ("shuffled", shuffled)):
+        shuffled = shuffler.permutation(weights[step]).tolist()
+        edits = {
+            "equal": {"kind": "uniform_row", **row},
+            "shuffled": {"kind": "set_row", **row, "weights": shuffled},
+        }
+        for name, edit in edits.items():
             changes[name].append(before[step] - log_probs(source, target, edit)[step])
 
 figure, axes = plt.subplots(figsize=(7, 3.4))

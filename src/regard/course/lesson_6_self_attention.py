@@ -73,7 +73,8 @@ print("z:      ", [round(number, 2) for number in (weights @ values).tolist()])
 # *Thinking* and 12 % the value of *Machines*. `regard.attend` computes the same:
 
 # %%
-context, same = regard.attend(query.view(1, 1, 64), keys.view(1, 2, 64), values.view(1, 2, 2))
+batch = query.view(1, 1, 64), keys.view(1, 2, 64), values.view(1, 2, 2)
+context, same = regard.attend(*batch)
 print(same.squeeze())
 
 assert scores.tolist() == [112, 96]
@@ -92,25 +93,28 @@ assert torch.allclose(same.squeeze(), weights)
 # $\sqrt{d_k}$ brings the variance back to 1. The figure shows the largest of 10 weights for random vectors, averaged
 # over 1,000 queries:
 
+
 # %% alt="The largest weight by the size of the keys: almost 1 for large dot products, 0.3 if they are scaled."
+def largest_weight(size: int, score: str) -> float:
+    """Return the largest of 10 weights, averaged over 1,000 random queries."""
+    queries, keys = torch.randn(1000, 1, size), torch.randn(1000, 10, size)
+    _, weights = regard.attend(queries, keys, score=score)
+    return weights.amax(-1).mean().item()
+
+
 sizes = [2**power for power in range(1, 11)]
-largest = {
-    score: [
-        regard.attend(torch.randn(1000, 1, d), torch.randn(1000, 10, d), score=score)[1].max(-1)[0].mean()
-        for d in sizes
-    ]
-    for score in ("dot", "scaled_dot")
-}
+dot = [largest_weight(size, "dot") for size in sizes]
+scaled_dot = [largest_weight(size, "scaled_dot") for size in sizes]
 
 figure, axes = plt.subplots(figsize=(7, 3.2))
-axes.plot(sizes, largest["dot"], marker="o", label="dot: $q \\cdot k$")
-axes.plot(sizes, largest["scaled_dot"], marker="o", label="scaled dot: $q \\cdot k / \\sqrt{d_k}$")
+axes.plot(sizes, dot, marker="o", label="$q \\cdot k$")
+axes.plot(sizes, scaled_dot, marker="o", label="$q \\cdot k / \\sqrt{d_k}$")
 axes.set_xscale("log", base=2)
 axes.set(xlabel="size of the keys, $d_k$", ylabel="largest of 10 weights", ylim=(0, 1.03))
 axes.legend()
 plt.show()
 
-assert largest["dot"][-1] > 0.9 > 0.4 > largest["scaled_dot"][-1]
+assert dot[-1] > 0.9 > 0.4 > scaled_dot[-1]
 
 # %% [markdown]
 # ### All words and several heads
@@ -126,27 +130,28 @@ assert largest["dot"][-1] > 0.9 > 0.4 > largest["scaled_dot"][-1]
 
 
 # %%
-def multi_head(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, *, heads: int) -> Tensor:
-    """Return the new vectors of the words, one per row."""
+def multi_head(x: Tensor, matrices: list[Tensor], heads: int) -> Tensor:
+    """Return the new vectors of the words, one per row, given W_Q, W_K, W_V and W_O."""
     words, d = x.shape
-    q, k, v = ((x @ w).view(words, heads, d // heads).transpose(0, 1) for w in (w_q, w_k, w_v))
-    a = (q @ k.transpose(1, 2) / (d // heads) ** 0.5).softmax(-1)  # (heads, words, words)
-    z = a @ v  # (heads, words, d / heads)
-    return z.transpose(0, 1).reshape(words, d) @ w_o
+    size = d // heads
+    q, k, v = ((x @ w).view(words, heads, size).transpose(0, 1) for w in matrices[:3])
+    a = (q @ k.transpose(1, 2) / size**0.5).softmax(-1)  # (heads, words, words)
+    z = a @ v  # (heads, words, size)
+    return z.transpose(0, 1).reshape(words, d) @ matrices[3]
 
 
 attention = regard.MultiHeadAttention(64, heads=8, bias=False)
-parts: list[Any] = [attention.to_query, attention.to_key, attention.to_value, attention.output]
-matrices = [part.weight.T for part in parts]
+parts: list[Any] = [attention.to_query, attention.to_key, attention.to_value]
+matrices = [part.weight.T for part in [*parts, attention.output]]
 sentence = torch.randn(5, 64)
-ours = multi_head(sentence, *matrices, heads=8)
+ours = multi_head(sentence, matrices, heads=8)
 theirs, weights = attention(sentence.unsqueeze(0), weights=True)
 print("outputs", tuple(theirs.shape), "weights", tuple(weights.shape))
 
 assert torch.allclose(ours, theirs[0], atol=1e-5)
 
 # %% [markdown]
-# Our eight lines and `regard.MultiHeadAttention` agree. Note that heads cost nothing: the four matrices have the same
+# Our function and `regard.MultiHeadAttention` agree. Note that heads cost nothing: the four matrices have the same
 # size for any number of heads, and so does the number of multiplications. Each head has smaller queries and keys
 # instead.
 #
@@ -169,9 +174,10 @@ def new_vectors(sentence: str, positions: bool) -> dict[str, Tensor]:
 
 
 for positions in (False, True):
-    first, second = new_vectors("dog bites man", positions), new_vectors("man bites dog", positions)
-    difference = (first["dog"] - second["dog"]).abs().max().item()
-    print(f"positions: {positions!s:5}  largest difference between the two vectors of dog: {difference:.3f}")
+    first = new_vectors("dog bites man", positions)["dog"]
+    second = new_vectors("man bites dog", positions)["dog"]
+    difference = (first - second).abs().max().item()
+    print(f"positions={positions}: the two vectors of dog differ by up to {difference:.3f}")
     assert (difference > 0.01) == positions
 
 # %% [markdown]
@@ -182,12 +188,13 @@ for positions in (False, True):
 # $$P_{p, 2i} = \sin\left(p / 10000^{2i/d}\right) \qquad P_{p, 2i+1} = \cos\left(p / 10000^{2i/d}\right)$$
 #
 # Is that enough to learn from? We train a small network on a question about order: does *a* occur before *b*? Each
-# input is a random string of 8 letters with one *a* and one *b*.
+# input contains 8 different letters in a random order. They are numbered: *a* is 0, and *b* is 1. At each step, the
+# network first answers for 128 new inputs, and then learns from them.
 
 
 # %%
 class Reader(nn.Module):
-    """Answers yes (> 0) or no (< 0) to a question about a string."""
+    """Answers yes (above 0) or no (below 0) to a question about a string."""
 
     def __init__(self, positions: bool, scope: str) -> None:
         super().__init__()
@@ -202,17 +209,19 @@ class Reader(nn.Module):
 
 
 def train(positions: bool, scope: str = "global") -> list[float]:
-    """Train a reader. Return its share of correct answers at each step, on strings that it has not seen."""
+    """Train a reader. Return the share of correct answers at each step."""
     torch.manual_seed(0)
     reader, accuracies = Reader(positions, scope), []
     optimizer = torch.optim.Adam(reader.parameters(), lr=0.003)
     for _ in range(200):
-        strings = torch.rand(128, 8).argsort(1)  # a random order of 8 letters; 0 is "a", 1 is "b"
-        is_before = (strings == 0).float().argmax(1) < (strings == 1).float().argmax(1)
+        strings = torch.rand(128, 8).argsort(1)  # the numbers 0 to 7 in a random order
+        place_of_a = (strings == 0).int().argmax(1)
+        place_of_b = (strings == 1).int().argmax(1)
+        correct = place_of_a < place_of_b
         answers = reader(strings)
-        accuracies.append(((answers > 0) == is_before).float().mean().item())
+        accuracies.append(((answers > 0) == correct).float().mean().item())
         optimizer.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(answers, is_before.float()).backward()
+        nn.functional.binary_cross_entropy_with_logits(answers, correct.float()).backward()
         optimizer.step()
     return accuracies
 
@@ -221,7 +230,8 @@ def train(positions: bool, scope: str = "global") -> list[float]:
 curves = {"with positions": train(True), "without positions": train(False)}
 figure, axes = plt.subplots(figsize=(7, 3.2))
 for label, curve in curves.items():
-    axes.plot(range(5, 205, 10), torch.tensor(curve).view(20, 10).mean(1), marker="o", label=label)
+    averages = torch.tensor(curve).view(20, 10).mean(1)  # of 10 steps each
+    axes.plot(range(5, 205, 10), averages, marker="o", label=label)
 axes.set(xlabel="training step", ylabel="correct answers", ylim=(0.4, 1.03))
 axes.legend()
 plt.show()
@@ -244,7 +254,8 @@ assert 0.4 < sum(curves["without positions"][-50:]) / 50 < 0.6
 SCOPE = "global"
 
 accuracies = train(positions=False, scope=SCOPE)
-print(f"{SCOPE}, without positions: {sum(accuracies[-50:]) / 50:.0%} of the last answers are correct")
+accuracy = sum(accuracies[-50:]) / 50  # of the last 50 steps
+print(f"{SCOPE}, without positions: {accuracy:.0%} of the answers are correct")
 
 # %% [markdown]
 # ## Questions
