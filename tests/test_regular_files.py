@@ -37,6 +37,7 @@ def test_every_reader_rejects_devices(read: Callable[[Path], object]) -> None:
         read(Path(os.devnull))
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b"], ids=["nul", "surrogate"])
 def test_every_reader_reports_a_name_that_no_file_can_have(read: Callable[[Path], object], name: str) -> None:
@@ -44,6 +45,7 @@ def test_every_reader_reports_a_name_that_no_file_can_have(read: Callable[[Path]
         read(Path(name))
 
 
+@pytest.mark.posix
 def test_opening_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a FIFO, not a regular file"):

@@ -4,7 +4,6 @@ import math
 import multiprocessing
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -86,6 +85,8 @@ def fork_context() -> "ForkServerContext":
 def run_main(words: list[str], cwd: Path, folder: str, env: dict[str, str], cpu_seconds: int | None) -> None:
     """Run `regard` with these arguments, with files as standard streams."""
     if cpu_seconds is not None:
+        import resource  # Windows has none
+
         used = math.ceil(time.process_time())  # a fork starts with 0, but not on every system
         resource.setrlimit(resource.RLIMIT_CPU, (used + cpu_seconds, used + cpu_seconds + 1))
     for number, name in enumerate(STREAMS):

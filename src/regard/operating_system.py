@@ -58,9 +58,10 @@ def usable_cores() -> int:
 
 def process_age() -> float:
     """Return the seconds since this process was started; on systems other than Linux its CPU time, which is less."""
-    with suppress(OSError, ValueError, IndexError, AttributeError):
-        fields = Path("/proc/self/stat").read_bytes().decode().rpartition(")")[2].split()
-        return float(time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError, IndexError, AttributeError):  # /proc may not be mounted
+            fields = Path("/proc/self/stat").read_bytes().decode().rpartition(")")[2].split()
+            return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.process_time()
 
 
@@ -208,10 +209,10 @@ class OpenDirectory:
 
     def find_path(self) -> Path | None:
         """Return its current path, if the system provides it."""
-        if self._descriptor is None:
+        if sys.platform == "win32" or self._descriptor is None:
             return None
         with suppress(OSError):
-            if fcntl is not None and hasattr(fcntl, "F_GETPATH"):  # macOS
+            if sys.platform == "darwin":
                 return Path(os.fsdecode(fcntl.fcntl(self._descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
             return Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
         return None

@@ -172,6 +172,7 @@ def test_problems_are_reported_in_each_split(tmp_path: Path, split: str, content
         list(load_corpus(FilesData(**files)).train)
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
 def test_folders_unequal_counts_and_pipes_are_rejected_in_each_split(tmp_path: Path, split: str) -> None:
     good = Files(path=str(tmp_path / "good"))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -210,6 +209,8 @@ def test_a_killed_process_leaves_no_entry_and_its_draft_is_removed(cache_folder:
 @contextmanager
 def limit_file_size(size: int) -> Iterator[None]:
     """Simulate a full disk by a limit on the size of files: the same calls fail."""
+    import resource  # Windows has none
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -218,6 +219,7 @@ def limit_file_size(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_full_disk_is_reported_at_any_point_of_a_build(tmp_path: Path, cache_folder: Path, dropout: float) -> None:

@@ -59,6 +59,7 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize(
     "name",
     [
@@ -107,6 +108,7 @@ def make_socket(path: Path) -> str:
     return "a socket"
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("make", [make_fifo, make_socket])
 @pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", ".lock", "notes"])
 def test_a_special_file_in_a_run_is_rejected_before_it_is_opened(
@@ -121,6 +123,7 @@ def test_a_special_file_in_a_run_is_rejected_before_it_is_opened(
         assert f"run/{name} is {kind}" in done.stderr
 
 
+@pytest.mark.posix
 def test_a_lock_that_is_a_hard_link_is_not_written_to(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("precious")
     (run / ".lock").unlink()

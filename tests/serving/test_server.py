@@ -216,6 +216,7 @@ def test_requests_that_are_not_http_are_answered_with_an_error(tmp_path: Path) -
                 assert set(json.loads(response.read_body)) == {"error"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_workers_share_the_port_and_dead_ones_are_replaced(tmp_path: Path) -> None:
     with start(tmp_path, workers=2) as server:
@@ -272,6 +273,7 @@ def test_a_worker_that_dies_at_the_start_ends_the_server(tmp_path: Path) -> None
     assert "A worker ended with exit code 9 before it was ready." in done.stderr
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_sighup_reloads_a_server_with_one_process(tmp_path: Path) -> None:
     with start(tmp_path) as server:
@@ -294,6 +296,7 @@ def make_certificate(folder: Path, name: str) -> tuple[str, str]:
     return certificate, key
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_tls_with_a_certificate_that_is_renewed(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "first")

@@ -1,7 +1,6 @@
 """regard predict. Lines are predicted in large chunks while they arrive fast, and at once when the input pauses."""
 
 import inspect
-import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ from regard.cluster.corpus import BLOCK_LINES, Job, find_inputs, predict_corpus
 from regard.cluster.job_folder import FAILURES
 from regard.cluster.pools import InProcess, LocalProcesses, Pool
 from regard.config import resolve
-from regard.data.lines import Line, parse_blocks
+from regard.data.lines import Line, open_stdin, parse_blocks
 from regard.decoding.settings import EngineName, Precision, SearchSettings
 from regard.errors import DataError
 from regard.formatting import quantity, short_path
@@ -220,7 +219,7 @@ command.help = f"{inspect.cleandoc(command.help or '')}\n\nSearch settings: {_OT
 def _read_stdin(*, replace_invalid: bool) -> Iterator[Sequence[str]]:
     """Read blocks of lines, as they arrive."""
     replaced = 0
-    for block in parse_blocks(_open_stdin(), "stdin"):
+    for block in parse_blocks(open_stdin(), "stdin"):
         texts: list[str] = []
         for line in block:
             if isinstance(line, Line) and line.problem:
@@ -236,11 +235,3 @@ def _read_stdin(*, replace_invalid: bool) -> Iterator[Sequence[str]]:
             f"note: {quantity(replaced, 'line')} had bytes that are not UTF-8; they were replaced with U+FFFD.",
             err=True,
         )
-
-
-def _open_stdin() -> io.BufferedIOBase:
-    """Open stdin separately: Python aborts at exit if another thread is still reading from sys.stdin."""
-    try:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    except io.UnsupportedOperation:  # sys.stdin is not a file
-        return sys.stdin.buffer  # type: ignore[return-value] # it is buffered, too

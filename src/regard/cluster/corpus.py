@@ -60,10 +60,6 @@ _MAX_DEATHS = 24
 """If this number of workers die, plus three for each worker of the pool, while no block is finished, the job ends."""
 
 
-_STDIN = "/dev/stdin"
-"""Python aborts at exit if another thread is still reading from sys.stdin, so it is opened separately."""
-
-
 class CorpusInput(NamedTuple):
     """An input file, and the name of its output file."""
 
@@ -73,7 +69,7 @@ class CorpusInput(NamedTuple):
     @property
     def version(self) -> list[int] | None:
         """The size and the modification time of a regular file; None for a stream."""
-        if not os.path.isfile(self.path):
+        if self.path == STANDARD_INPUT or not os.path.isfile(self.path):
             return None
         status = os.stat(self.path)
         return [status.st_size, status.st_mtime_ns]
@@ -86,7 +82,7 @@ def find_inputs(patterns: Sequence[str]) -> list[CorpusInput]:
     """
     inputs: dict[str, CorpusInput] = {}
     for path in dict.fromkeys(path for pattern in patterns for path in _expand(pattern)):
-        name = "stdin.txt" if path == _STDIN else os.path.basename(path)
+        name = "stdin.txt" if path == STANDARD_INPUT else os.path.basename(path)
         other = inputs.setdefault(name, CorpusInput(path, name))
         if other.path != path:
             raise ConfigError(
@@ -101,7 +97,7 @@ def find_inputs(patterns: Sequence[str]) -> list[CorpusInput]:
 def _expand(pattern: str) -> list[str]:
     """Return the files that a pattern stands for, in order."""
     if pattern == STANDARD_INPUT:
-        return [_STDIN]
+        return [pattern]
     if is_url(pattern) and "*" in pattern:
         raise ConfigError(f"--input {pattern}: patterns are not supported in URLs. Repeat --input for each file.")
     if is_url(pattern) or os.path.isfile(pattern):

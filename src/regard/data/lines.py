@@ -216,13 +216,21 @@ def _is_open_pipe(path: Path) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.path.realpath(path).startswith(("/dev/pts/", "/dev/tty"))
 
 
+def open_stdin() -> io.BufferedReader:
+    """Open stdin separately: Python aborts at exit if another thread is still reading from sys.stdin."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except io.UnsupportedOperation:  # sys.stdin is not a file
+        return sys.stdin.buffer  # type: ignore[return-value] # it is buffered, too
+
+
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
     """Open a file for reading bytes: a regular file, standard input (`-`), or a pipe that is already open
     (/dev/stdin, or the pipe of `<(command)`). A URL is downloaded first.
     """
     if str(path) == STANDARD_INPUT:
-        yield sys.stdin.buffer  # type: ignore[misc] # it is buffered, too
+        yield open_stdin()
         return
     local = fetch(str(path)) if is_url(path) else Path(path)
     try:

@@ -56,7 +56,9 @@ def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
 @cache
 def cpu_has_bfloat16() -> bool:
     """Whether the CPU has bfloat16 instructions, without which oneDNN cannot use bfloat16."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    # On macOS, torch is built without oneDNN.
+    has_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    return has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def keeps_onednn(*, half_precision: bool) -> bool:

@@ -25,6 +25,7 @@ def _alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.posix
 @pytest.mark.usefixtures("_alarm")
 def test_a_signal_interrupts_the_wait_for_a_worker() -> None:
     """The worker waits for texts, so it does not send a message."""

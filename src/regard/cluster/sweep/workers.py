@@ -166,7 +166,7 @@ class _Worker(NamedTuple):
     """A process that trains runs, one after the other, and the end of a pipe for jobs and outcomes."""
 
     process: "SpawnProcess"
-    pipe: "connection.Connection[Any, Any]"
+    pipe: "connection._ConnectionBase[Any, Any]"
 
 
 def run_in_processes(state: SweepState, environments: list[dict[str, str]], display: SweepDisplay) -> None:
