@@ -91,7 +91,8 @@ def run(notebook: Any) -> Any:
     """Execute a notebook in an empty folder, on one core, and return it."""
     notebook.cells.insert(0, nbformat.v4.new_code_cell(SETUP))
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}})
+        where = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, timeout=None, coalesce_streams=True, resources=where)
         client.execute(env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"})
     del notebook.cells[0]
     return notebook
