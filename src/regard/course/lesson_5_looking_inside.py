@@ -31,8 +31,9 @@
 #
 # $$\text{erasure:} \quad o_{tj} = \log p(y_t) - \log p(y_t \text{ if token } j \text{ is erased})$$
 #
-# Both are positive if the token makes $y_t$ more likely, and negative if it makes $y_t$ less likely. A token is erased
-# by putting the token for unknown characters in its place.
+# Both are positive if the token makes $y_t$ more likely, and negative if it makes $y_t$ less likely. The first tells how
+# fast $\log p(y_t)$ changes if the vector $x_j$ becomes longer. It needs one backward pass for each output token.
+# The second runs the model again without the token: the token for unknown characters takes its place.
 #
 # To test the weights themselves, replace the weights $a_t$ of one step with other weights $a'_t$:
 #
@@ -221,7 +222,7 @@ for offset, (name, values) in zip((-0.15, 0.15), changes.items(), strict=True):
     axes.bar(steps + offset, deltas.mean(0), 0.3, alpha=0.5, label=f"{name} weights")
     axes.plot(steps + offset, deltas.T, ".", color="gray", markersize=4)
 axes.set_xticks(steps, list("YYYY-MM-DD"))
-axes.set(xlabel="character of the output", ylabel="$\\Delta_t$")
+axes.set(xlabel="character of the output", ylabel="Δ")
 axes.legend()
 plt.show()
 

@@ -13,7 +13,8 @@
 # 2. **Multi-head attention** moves information between positions. The encoder attends to itself. The decoder attends to
 #    what it has written (self-attention with a causal mask), and to the encoder (cross-attention, as in lesson 2).
 # 3. **Feed-forward layers** transform the vector of each position on its own, with a hidden layer of neurons.
-# 4. A **linear layer** at the end turns each vector of the decoder into a score for each word of the vocabulary.
+# 4. A **linear layer** at the end turns each vector of the decoder into a score for each word of the vocabulary, and
+#    the softmax turns the scores into probabilities.
 #
 # Two details make deep stacks of these layers trainable. A **residual connection** adds the input of a layer to its
 # output, so that a layer only has to learn a change. **Layer normalization** then brings the numbers of each vector to
@@ -33,6 +34,8 @@
 # $b_2$. In between, it has more numbers than $d$, usually $4d$:
 #
 # $$\operatorname{FFN}(x) = W_2 \max(0, W_1 x + b_1) + b_2$$
+#
+# Here, $\max(0, \cdot)$ replaces negative numbers with 0. Without it, the two matrices would be equivalent to one.
 #
 # A layer of the encoder is self-attention and FFN. A layer of the decoder is causal self-attention, cross-attention and
 # FFN. The first $x$ is $\sqrt{d}$ times the embedding of the token, plus the vector of its position.
@@ -124,7 +127,7 @@ accuracy = model.evaluate(test, metrics="accuracy")["accuracy"]
 print(f"{accuracy:.0%} of the test pairs are translated correctly")
 print(model.predict(SENTENCE).text)
 
-assert is_own or accuracy > 0.9
+assert is_own or accuracy > 0.9  # for the pairs of this lesson
 
 # %% [markdown]
 # ### The whole Transformer by hand

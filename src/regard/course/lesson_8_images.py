@@ -99,7 +99,8 @@ plt.show()
 
 # %% [markdown]
 # The encoder has three convolutions. Each halves the resolution, so the 32 × 32 pixels become a grid of 4 × 4 cells
-# with 64 numbers each. The decoder is a GRU. Training takes about 600 steps of 32 pictures.
+# with 64 numbers each. A learned vector for its position is added to each cell, for the reason that you know from
+# lesson 6. The decoder is a GRU. We train 600 steps with 32 pictures each.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -187,8 +188,9 @@ for panels, model in zip(rows, (soft, hard), strict=True):
 plt.show()
 
 # %% [markdown]
-# Both describe the pictures equally well. Soft attention reads about two cells per word, and hard attention exactly
-# one: its picture of where the model looked is complete, because nothing else was read.
+# Both describe the pictures equally well. Soft attention has noticeable weights on about two cells per word, and hard
+# attention reads exactly one. So its drawing is complete: at this word, nothing else was read. One exception remains
+# in both models: the first state of the decoder is computed from the average of all cells.
 
 # %% [markdown]
 # ### Brush a part out
