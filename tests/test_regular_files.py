@@ -1,6 +1,7 @@
 """Only regular files are opened: opening a FIFO would block, and a device may have no end."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import regard
 from regard.data.images.captions import load_splits
 from regard.data.images.files import read_bytes
 from regard.data.images.settings import CaptionsData
-from regard.data.lines import read_lines
+from regard.data.lines import is_stream, read_lines
 from regard.data.pharaoh import read_alignments
 from regard.data.tokens.sentencepiece import read_model
 from regard.data.tokens.tokenizer_file import read_tokenizer
@@ -73,3 +74,13 @@ def test_pipes_of_the_shell_are_read() -> None:
     os.close(writing)
     assert [line.text for line in read_lines(f"/dev/fd/{reading}")] == ["a\tb"]
     os.close(reading)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="/dev/shm is a folder of Linux")
+def test_a_file_in_memory_is_not_a_stream() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "pairs.tsv").write_text("a\tb\n")
+        os.mkfifo(Path(folder) / "pipe")
+        assert not is_stream(f"{folder}/pairs.tsv")
+        assert is_stream(f"{folder}/pipe")
+    assert is_stream("/dev/stdin")

@@ -198,7 +198,8 @@ def is_stream(path: str) -> bool:
     """Whether a path is standard input, a pipe or a device, which can be read only once."""
     if is_url(path):
         return False
-    if path == STANDARD_INPUT or os.path.abspath(path).startswith("/dev/"):
+    # /dev/shm is a file system in memory.
+    if path == STANDARD_INPUT or re.match(r"/dev/(?!shm/)", os.path.abspath(path)):
         return True
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
