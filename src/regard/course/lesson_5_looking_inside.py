@@ -31,8 +31,8 @@
 #
 # $$\text{erasure:} \quad o_{tj} = \log p(y_t) - \log p(y_t \text{ if token } j \text{ is erased})$$
 #
-# Both are positive if the token makes $y_t$ more likely, and negative if it makes $y_t$ less likely. The first tells how
-# fast $\log p(y_t)$ changes if the vector $x_j$ becomes longer. It needs one backward pass for each output token.
+# Both are positive if the token makes $y_t$ more likely, and negative if it makes $y_t$ less likely. The first tells
+# how fast $\log p(y_t)$ changes if the vector $x_j$ becomes longer. It needs one backward pass for each output token.
 # The second runs the model again without the token: the token for unknown characters takes its place.
 #
 # To test the weights themselves, replace the weights $a_t$ of one step with other weights $a'_t$:
