@@ -243,7 +243,7 @@ def format_report(results: list[Result]) -> Iterator[str]:
     shares = {}
     for name, row in complete.items():
         best = max(HAND_MADE, key=lambda configuration: row[configuration]["dev"])
-        shares[name] = row[CHOSEN]["test"] / max(row[best]["test"], 1e-9)
+        shares[name] = row[CHOSEN]["test"] / row[best]["test"] if row[best]["test"] else 1.0
         tests = [f"{row[configuration]['test']:.1f}" for configuration in (CHOSEN, *HAND_MADE)]
         yield f"| {name} | {row[CHOSEN]['pairs']:,} | " + " | ".join(tests) + f" | {best} | {shares[name]:.0%} |"
     worst = sorted(shares, key=lambda name: shares[name])[:3]

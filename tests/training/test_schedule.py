@@ -121,6 +121,22 @@ def test_a_run_ends_within_ten_percent_of_its_deadline(step_seconds: Callable[[f
     assert 108 <= simulate(120, step_seconds).seconds <= 132
 
 
+@pytest.mark.parametrize("speed", [1.0, 3.0, 10.0, 1 / 3, 1 / 10])
+@pytest.mark.parametrize("busy", [0.0, 0.5], ids=["without load", "beside load"])
+def test_a_run_has_nearly_the_schedule_of_the_same_number_of_steps_without_a_deadline(
+    speed: float, busy: float
+) -> None:
+    """Other programs, and a speed that differs from the plan, change the number of steps, but not the share of the
+    schedule that a share of the steps advances by. The first measurement takes three steps at least.
+    """
+    load = random.Random(0)
+    schedule = simulate(180, lambda _: 0.15 / speed * (3 if load.random() < busy else 1), length=1_000).schedule
+    same_steps = Schedule.of(1_000, schedule.end)
+    tolerance = 60 + same_steps.position(3)
+    errors = [abs(schedule.position(step) - same_steps.position(step)) for step in range(schedule.end + 1)]
+    assert max(errors) < tolerance
+
+
 @pytest.mark.parametrize("minutes", [0.25, 0.5, 1.0])
 @pytest.mark.parametrize("step_seconds", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("loading", [0.1, 0.5])

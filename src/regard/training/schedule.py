@@ -19,8 +19,10 @@ VALIDATION_SHARE = 0.2
 """The maximum share of the remaining time for validations; beyond it, some validations are skipped."""
 
 
-_FIRST_CHECK, _CHECKS = 0.02, 0.03
-"""Shares of the total time: before the first measurement of the speed, and between later measurements."""
+_FIRST_CHECK, _CHECKS = 0.005, 0.03
+"""Shares of the total time: before the first measurement of the speed, and the maximum between later measurements. The
+first measurements are close to each other, so that few steps follow a schedule that was planned with a wrong speed.
+"""
 
 
 _TOLERANCE = 0.01
@@ -110,13 +112,15 @@ class Deadline:
     """The duration of the last validation and its checkpoint."""
     _checked: float = field(default=0.0, init=False)
     """The time of the last check, as a reading of `clock`."""
+    _interval: float = field(default=0.0, init=False)
+    """The minimum time until the next check, in seconds."""
     _reported: int | None = field(default=None, init=False)
     """The number of steps that was last reported to the user."""
     _seconds_on_all_threads: float | None = field(default=None, init=False)
     """Seconds per step on all threads, before one thread was tried."""
 
     def __post_init__(self) -> None:
-        self._checked = self.clock() - (_CHECKS - _FIRST_CHECK) * self.seconds
+        self._checked, self._interval = self.clock(), _FIRST_CHECK * self.seconds
 
     @property
     def left(self) -> float:
@@ -155,7 +159,7 @@ class Deadline:
     def is_due(self) -> bool:
         """Whether it is time for the next check of the schedule."""
         enough = self._steps >= _MIN_STEPS or self._busy >= _ENOUGH_TIME * self.seconds
-        return enough and self.clock() - self._checked >= _CHECKS * self.seconds
+        return enough and self.clock() - self._checked >= self._interval
 
     def revise(self, schedule: Schedule, step: int, validate_every: int) -> Schedule:
         """Rescale the schedule after `step` to end on time, or return it unchanged if it already does."""
@@ -167,6 +171,7 @@ class Deadline:
             speed = 0.7 * recent + 0.3 * self.seconds_per_step
         self.seconds_per_step = speed
         self._steps, self._busy, self._checked = 0, 0.0, self.clock()
+        self._interval = min(2 * self._interval, _CHECKS * self.seconds)
         validation = self.validation_steps * speed if self._validation_seconds is None else self._validation_seconds
         left = max(0.0, self.left)
         thinning = schedule.current.thinning
