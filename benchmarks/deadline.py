@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from regard.operating_system import usable_cores
 from regard.runs.folder import RunFolder
-from regard.runs.folder import RunFolder
 
 BUSY_LOOP = "while True: pass"
 LOWER_IS_BETTER = {"wer", "per", "cer", "ser", "ter"}
