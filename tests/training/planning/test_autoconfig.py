@@ -178,7 +178,7 @@ def test_without_minutes_training_ends_after_enough_epochs_or_ten_minutes(tmp_pa
     assert (slow.steps, slow.minutes) == (51, 10.0)
 
 
-def test_if_time_is_short_batches_are_smaller_and_below_one_epoch_the_model_too(tmp_path: Path) -> None:
+def test_if_time_is_short_batches_are_smaller_and_with_few_tokens_the_model_too(tmp_path: Path) -> None:
     chosen, speed = choose(write_pairs(tmp_path, sentences(6_000)), {}, cuda=False), TrainingSpeed({1: 1.0}, 200.0)
     small = shrink(chosen, speed, 60.0, {})
     assert (small.settings.model.embedding_size, small.settings.training.batch_tokens) == (128, 256)
@@ -193,13 +193,25 @@ def test_if_time_is_short_batches_are_smaller_and_below_one_epoch_the_model_too(
     assert shrink(chosen, speed, 1_200.0, {}) is chosen
 
 
-@pytest.mark.parametrize(("seconds", "batch", "rate"), [(90.0, 256, 0.008), (150.0, 512, 0.004)])
-def test_the_fewer_tokens_the_time_allows_the_smaller_the_batch_and_the_higher_the_rate(
-    tmp_path: Path, seconds: float, batch: int, rate: float
+@pytest.mark.parametrize(("seconds", "batch", "rate", "width"), [(90.0, 256, 0.008, 128), (150.0, 512, 0.002, 256)])
+@pytest.mark.parametrize("steps_per_epoch", [50.0, 2_000.0])
+def test_few_tokens_get_a_small_model_small_batches_and_a_high_rate_whatever_share_of_an_epoch_they_are(
+    tmp_path: Path, seconds: float, batch: int, rate: float, width: int, steps_per_epoch: float
 ) -> None:
     chosen = choose(write_pairs(tmp_path, sentences(6_000)), {}, cuda=False)
-    training = shrink(chosen, TrainingSpeed({1: 1.0}, 200.0), seconds, {}).settings.training
-    assert (training.batch_tokens, training.learning_rate) == (batch, rate)
+    settings = shrink(chosen, TrainingSpeed({1: 1.0}, steps_per_epoch), seconds, {}).settings
+    assert (settings.training.batch_tokens, settings.training.learning_rate) == (batch, rate)
+    assert settings.model.embedding_size == width
+
+
+def test_below_one_epoch_hard_monotonic_attention_gets_more_updates(tmp_path: Path) -> None:
+    chosen = choose(write_pairs(tmp_path, pronunciations(2_000)), {}, cuda=False)
+    assert is_monotonic(chosen)
+    batches = [
+        shrink(chosen, TrainingSpeed({1: 1.0}, steps_per_epoch), 600.0, {}).settings.training.batch_tokens
+        for steps_per_epoch in (100.0, 2_000.0)
+    ]
+    assert batches == [512, 256]
 
 
 def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: Path) -> None:

@@ -68,20 +68,16 @@ class TrainingSpeed(NamedTuple):
         return int(seconds * self.pairs / (self.steps_per_epoch * self.min_seconds_per_step))
 
 
-class _Updates(NamedTuple):
-    """Settings of the optimizer's updates."""
-
-    batch_tokens: int
-    learning_rate: float
-
+_SMALL_BATCH = 512
+"""The number of tokens in a smaller batch."""
 
 _FEW_TOKENS = 200_000
-"""With fewer tokens in all batches together, still smaller batches and a higher learning rate learn more."""
+"""With fewer tokens in all batches together, a smaller model, still smaller batches and a higher learning rate learn
+more.
+"""
 
-_SMALL_UPDATES, _SMALLEST_UPDATES = _Updates(512, 0.004), _Updates(256, 0.008)
-
-_SMALL_HIDDEN, _SMALL_VOCABULARY = 128, 2_000
-"""Sizes of a model that learns quickly."""
+_SMALLEST_BATCH, _HIGH_RATE, _SMALL_HIDDEN, _SMALL_VOCABULARY = 256, 0.008, 128, 2_000
+"""Settings that learn from few tokens."""
 
 
 def _with_groups(key: str) -> set[str]:
@@ -92,8 +88,8 @@ def _with_groups(key: str) -> set[str]:
 def shrink(
     chosen: ChosenSettings, speed: TrainingSpeed, seconds_left: float, overrides: Mapping[str, Any]
 ) -> ChosenSettings:
-    """Choose smaller batches if the remaining time allows few updates, and also a smaller model if it allows less than
-    one epoch: in a short time, many updates of a small model learn more than a few updates of a large one.
+    """Choose smaller batches if the remaining time allows few updates, and also a smaller model if it allows few
+    tokens: in a short time, many updates of a small model learn more than a few updates of a large one.
     """
     steps = _count_possible_steps(speed, seconds_left)
     epochs = steps / speed.steps_per_epoch
@@ -103,14 +99,15 @@ def shrink(
     if steps >= _FEW_UPDATES or fixed_steps or not isinstance(model, RecurrentModel):
         return chosen
     smaller: dict[str, Any] = {}
-    few_tokens = batch is not None and steps * batch < _FEW_TOKENS
-    updates = _SMALLEST_UPDATES if few_tokens else _SMALL_UPDATES
+    few_tokens = epochs < 1 if batch is None else steps * batch < _FEW_TOKENS
+    # Hard monotonic attention starts to learn after some hundred updates.
+    few_updates = few_tokens or (epochs < 1 and model.attention.select.kind == "hard_monotonic")
+    new_and_small = few_tokens and INIT_FROM not in overridden
     if batch is not None:
-        smaller["training.batch_tokens"] = min(updates.batch_tokens, batch)
-    fine_tuned = INIT_FROM in overridden
-    if (few_tokens or epochs < 1) and not fine_tuned:
-        smaller["training.learning_rate"] = updates.learning_rate
-    if epochs < 1 and not fine_tuned:
+        smaller["training.batch_tokens"] = min(_SMALLEST_BATCH if few_updates else _SMALL_BATCH, batch)
+        if new_and_small:
+            smaller["training.learning_rate"] = _HIGH_RATE
+    if new_and_small:
         smaller["model.embedding"] = min(_SMALL_HIDDEN, model.embedding)
         if isinstance(model.encoder, RecurrentEncoderSettings):
             smaller["model.encoder.hidden"] = min(_SMALL_HIDDEN, model.encoder.hidden)
