@@ -1,4 +1,4 @@
-"""The commands and examples of the README and the guides run in order, and print the outputs quoted on the page."""
+"""The commands and examples of the guides run in order, and print the outputs quoted on the page."""
 
 import os
 import re
@@ -35,7 +35,6 @@ GUIDES = (
 TRAINING = ("training", "data-files", "training-settings", "attention-diagnostics", "fine-tuning")
 """The pages on training, in the order in which they use each other's runs."""
 
-SKIPPED = re.compile(r"^make (demo|test)$", flags=re.MULTILINE)
 DEADLINE = re.compile(r"--minutes 0\.5\b")
 SHORT_DEADLINE = "--minutes 0.2"
 """Models whose predictions are not checked are trained for a shorter time than on the page."""
@@ -98,7 +97,7 @@ def run_pages(programs: Programs, shared: Path, folder: Path, *pages: Path) -> R
     if TRAIN_DATES.search(text):
         shutil.copytree(train_dates(programs, shared), folder / "runs" / "dates")
     for language, block in BLOCK.findall(text):
-        code = SHORT_RUN.sub(r"\1 data.dev=50", DEADLINE.sub(SHORT_DEADLINE, SKIPPED.sub("", block)))
+        code = SHORT_RUN.sub(r"\1 data.dev=50", DEADLINE.sub(SHORT_DEADLINE, block))
         program = ("bash", "-euo", "pipefail", "-c") if language == "bash" else programs.python
         results[code] = subprocess.run(
             [*program, code],
@@ -127,11 +126,13 @@ def test_a_guide_is_short(guide: str) -> None:
 
 
 @pytest.mark.slow
-def test_examples_of_the_readme_run_and_its_model_is_accurate(programs: Programs, shared: Path, tmp_path: Path) -> None:
+def test_examples_of_the_first_steps_run_and_their_model_is_accurate(
+    programs: Programs, shared: Path, tmp_path: Path
+) -> None:
     """`regard evaluate … --min accuracy=0.99` passes on 1,000 unseen dates, and predictions are as quoted. The guides
-    to models and to training use the models of the README.
+    to models and to training use the models of the first steps.
     """
-    pages = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("models", *TRAINING)))
+    pages = [ROOT / "docs" / f"{name}.md" for name in ("first-steps", "models", *TRAINING)]
     results = run_pages(programs, shared, tmp_path, *pages)
     assert len(results) >= 9
     [commands] = [result for code, result in results.items() if "regard evaluate runs/dates" in code]
