@@ -1,8 +1,8 @@
-"""Does every mechanism learn? Trains each on `dates`, prints a table, and writes the gallery.
+"""Does every mechanism learn? Trains each on `dates`, prints a table, and writes the gallery of the explorer.
 
     python benchmarks/mechanisms.py                      # all, two at a time, about 15 minutes on 2 cores
     python benchmarks/mechanisms.py bahdanau luong-dot   # only these
-    python benchmarks/mechanisms.py --gallery docs/mechanisms.md
+    python benchmarks/mechanisms.py --markdown           # the table of docs/mechanisms.md
     python benchmarks/mechanisms.py --small --out runs/gallery --traces src/regard/explorer/gallery.json.gz
 
 Runs are stored in runs/mechanisms and reused. The last command trains small models for `regard explore --gallery`, and
@@ -13,7 +13,6 @@ import argparse
 import gzip
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +22,14 @@ import numpy as np
 
 import regard
 from regard.attention.mechanisms import MECHANISMS, Mechanism
-from regard.config import resolve
 from regard.data.corpora import load_corpus
 from regard.explorer.embedding import embed_models
 from regard.formatting import table, to_json
 from regard.runs.events import read_events
 from regard.runs.folder import RunFolder
-from regard.runs.settings import RunSettings
 
 SENTENCE = "Sunday, May 3, 2009"
+HEADER = ["mechanism", "exact match", "loss", "entropy", "seconds", "settings"]
 
 LOWER_RATE = {"training.learning_rate": 0.006, "training.steps": 1000}
 """For unbounded scores, whose softmax saturates early at the learning rate of the preset."""
@@ -211,69 +209,14 @@ def build_row(entry: Entry, folder: Path) -> list[str]:
     ]
 
 
-def write_gallery(names: list[str], folder: Path, path: Path, rows: list[list[str]]) -> None:
-    """Write a page with the equation of each mechanism, and its attention weights on one sentence."""
-    settings = resolve(RunSettings, "dates", {})
-    lines = [
-        "# Attention mechanisms",
-        "",
-        textwrap.fill(
-            "Attention is a soft dictionary lookup: a **score** compares the query with each key, a **scope** masks "
-            "positions, and a **selection** turns scores into weights. A published mechanism is a combination of these "
-            "three parts, with one or more heads. `regard mechanisms` lists the mechanisms, and `model.attention=NAME` "
-            "selects one. Each part can also be set separately: `model.attention.score=cosine`.",
-            100,
-        ),
-        "",
-        textwrap.fill(
-            f"Each mechanism was trained on `dates` for {settings.training.steps} steps with the settings of the "
-            "preset, and scored on 1,000 unseen dates. The last column lists the settings of `training` and "
-            "`model.attention` that differ. Entropy is the entropy of the attention weights in nats, averaged over "
-            "target tokens. In each map, the rows are the output tokens, and the columns the characters of "
-            f"“{SENTENCE}”.",
-            100,
-        ),
-        "",
-        textwrap.fill(
-            "In the equations, q is the query, k a key, e the score, a the weights, and a₋ the weights of the previous "
-            "step. W, U, V, F, β and the vector v in vᵀ are learned. S is the length of the source, t the target "
-            "position, and D the window.",
-            100,
-        ),
-        "",
-        textwrap.fill(
-            "The last three rows are self-attention of [recurrent networks](recurrent.md#self-attention), selected by "
-            "the settings that their sections name.",
-            100,
-        ),
-        "",
-        textwrap.fill(
-            "`python benchmarks/mechanisms.py --gallery docs/mechanisms.md` writes this page. `regard explore "
-            "--gallery` opens the mechanisms in the browser, with all numbers of their equations.",
-            100,
-        ),
-        "",
-        "| mechanism | exact match | loss | entropy | seconds | settings |",
-        "|---|---|---|---|---|---|",
-        *(f"| [{cells[0]}](#{cells[0]}) | {' | '.join(cells[1:])} |" for cells in rows),
-        "",
+def format_markdown(entries: list[Entry], rows: list[list[str]]) -> str:
+    """Return the table of docs/mechanisms.md."""
+    cells = [
+        [f"`{name}`", entry.equation.replace("|", r"\|"), entry.citation, *rest]
+        for entry, (name, *rest) in zip(entries, rows, strict=True)
     ]
-    for name in names:
-        entry = ENTRIES[name]
-        prediction = regard.load(folder / name).predict(SENTENCE)
-        drawn = str(prediction) if entry.attention == "cross" else str(prediction.view(attention=entry.attention))
-        lines += [
-            f"## {name}",
-            "",
-            f"{entry.equation}  ",
-            textwrap.fill(f"{entry.citation}: {entry.description}.", 100),
-            "",
-            "```text",
-            drawn,
-            "```",
-            "",
-        ]
-    path.write_text("\n".join(lines), "utf-8")
+    header = ["mechanism", "equation", "from", *HEADER[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *cells])
 
 
 def format_override(key: str, value: Any) -> str:
@@ -304,7 +247,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(ENTRIES), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/mechanisms"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--gallery", type=Path, metavar="FILE", help="write the gallery to FILE")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--small", action="store_true", help="train small models, and a Transformer")
     parser.add_argument("--traces", type=Path, metavar="FILE", help="write the predictions for one sentence to FILE")
     args = parser.parse_args()
@@ -314,9 +257,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(lambda entry: train(entry, args.out), entries))
     rows = [build_row(entry, args.out) for entry in entries]
-    print(table(["mechanism", "exact match", "loss", "entropy", "seconds", "settings"], rows))
-    if args.gallery:
-        write_gallery(args.names, args.out, args.gallery, rows)
+    print(format_markdown(entries, rows) if args.markdown else table(HEADER, rows))
     if args.traces:
         write_traces(entries, args.out, args.traces)
 
