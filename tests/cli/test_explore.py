@@ -59,10 +59,18 @@ def test_the_newest_run_is_served_until_ctrl_c(small_run: RunFolder, tmp_path: P
         assert "Traceback" not in err
 
 
-@pytest.mark.slow
-def test_the_gallery_needs_no_run(tmp_path: Path) -> None:
-    with start("--gallery", "--port", "0", cwd=tmp_path) as (_, url), urllib.request.urlopen(url, timeout=HANG) as page:
-        assert "luong-local-p" in page.read().decode()
+@pytest.mark.posix
+def test_the_gallery_needs_no_run_and_does_not_import_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules)); from regard.cli import main;"
+        "sys.argv = ['regard', 'explore', '--gallery', '--port', '0', '--no-browser']; main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        with urllib.request.urlopen(process.stdout.readline().strip(), timeout=HANG) as page:
+            assert "luong-local-p" in page.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=HANG)[0] == "False\n"
 
 
 def test_the_gallery_shows_no_run(cli: Run, small_run: RunFolder) -> None:

@@ -57,9 +57,10 @@ from regard.evaluation.validation import Evaluation, evaluate
 from regard.export.exporter import TrainedModel, export_model
 from regard.export.settings import parse_target
 from regard.formatting import quantity
-from regard.inspection.attribution.attribution import Attribution, Baseline, Method
+from regard.inspection.attribution.attribution import Attribution
 from regard.inspection.attribution.heads import HeadEffects, ablate_heads
 from regard.inspection.attribution.methods import AttributionRequest, Contrast, attribute_target
+from regard.inspection.attribution.settings import Baseline, Method
 from regard.inspection.prediction import Prediction
 from regard.inspection.trace.trace import Trace, compare_predictions
 from regard.models.ensemble import ensemble

@@ -1,13 +1,20 @@
 """regard explore"""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from regard.cli.options import accept_changes_option
 from regard.errors import ConfigError, ModelError
 from regard.runs.folder import RunFolder, open_model
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from regard.explorer.security import Access
 
 EXAMPLES = """\b
 Examples:
@@ -68,9 +75,6 @@ def command(
             "'regard[explorer]'."
         ) from None
 
-    from regard.explorer.app import create_app
-    from regard.explorer.gallery import create_gallery
-    from regard.explorer.served_model import load_models
     from regard.explorer.server import is_loopback, serve
 
     if token is not None:
@@ -81,8 +85,21 @@ def command(
         )
     if not is_loopback(host) and token is None:
         raise click.UsageError(f"--host {host}: other machines can reach this address. Add --token TOKEN.")
-    create = create_gallery if gallery else partial(create_app, load_models(paths, accept_changes=accept_changes))
-    serve(create, host, port, token, browser=browser)
+    serve(_prepare(paths, accept_changes=accept_changes), host, port, token, browser=browser)
+
+
+def _prepare(paths: Sequence[str], *, accept_changes: bool) -> "Callable[[Access], FastAPI]":
+    """Load models, and return the function that creates their application. Without models, it is the gallery, which
+    does not need torch.
+    """
+    if not paths:
+        from regard.explorer.gallery import create_gallery
+
+        return create_gallery
+    from regard.explorer.app import create_app
+    from regard.explorer.served_model import load_models
+
+    return partial(create_app, load_models(paths, accept_changes=accept_changes))
 
 
 def check_token(token: str) -> None:

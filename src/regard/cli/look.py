@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from regard.api.model import Model
     from regard.decoding.settings import PredictionOptions
     from regard.inspection.attribution.agreement import Agreement
-    from regard.inspection.attribution.attribution import Attribution, Method
+    from regard.inspection.attribution.attribution import Attribution
+    from regard.inspection.attribution.settings import Method
     from regard.inspection.figures import Figure
     from regard.inspection.prediction import ViewOptions
     from regard.inspection.trace.trace import Trace

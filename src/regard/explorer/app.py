@@ -1,4 +1,4 @@
-"""The application: its endpoints, which `docs/explorer-api.md` describes, and errors as JSON."""
+"""The application: its endpoints, which `docs/explorer-api.md` describes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,17 +8,15 @@ from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 
-from regard.errors import RegardError
 from regard.explorer import schemas
 from regard.explorer.corpus import check_same_pairs, choose_metrics, compare_rows
 from regard.explorer.documents import DocumentCache
 from regard.explorer.schemas import RequestError
-from regard.explorer.security import Access, SecurityMiddleware
+from regard.explorer.security import Access
 from regard.explorer.served_model import ServedModel
+from regard.explorer.site import create_site
 from regard.formatting import did_you_mean, to_json
 from regard.inspection.trace.page import STATIC, render_empty_page
 
@@ -26,7 +24,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 LINES: Final = "application/x-ndjson"
 
-files, router = APIRouter(), APIRouter()
+router = APIRouter()
 
 
 @dataclass(frozen=True)
@@ -69,30 +67,6 @@ def create_app(models: Sequence[ServedModel], access: Access) -> FastAPI:
     app.state.session = session
     app.include_router(router)
     return app
-
-
-def create_site(access: Access, **options: Any) -> FastAPI:
-    """Return an application that serves the files of the page to those who have access, and reports failures.
-
-    Args:
-        access: The address of the server and the token, which every request is checked against.
-        options: Options of FastAPI.
-    """
-    # The pages that FastAPI generates for an API load scripts from elsewhere.
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, **options)
-    app.include_router(files)
-    app.add_middleware(GZipMiddleware, compresslevel=5)
-    app.add_middleware(SecurityMiddleware, access=access)
-    for kind in (RequestError, RegardError, Exception):
-        app.add_exception_handler(kind, _report_error)
-    app.add_exception_handler(HTTPException, _report_http_error)
-    return app
-
-
-@files.get("/app.js")
-@files.get("/app.css")
-async def get_file(request: Request) -> Response:
-    return FileResponse(STATIC / request.url.path.lstrip("/"))
 
 
 @router.get("/")
@@ -193,13 +167,3 @@ async def _parse(request: Request, schema: type[Schema]) -> Schema:
 
 def _send_json(value: Any) -> Response:
     return Response(to_json(value, ensure_ascii=False), media_type="application/json")
-
-
-async def _report_error(_: Request, error: Exception) -> Response:
-    return RequestError.of(error).to_response()
-
-
-async def _report_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    messages = {404: f"There is no {request.url.path}.", 405: f"{request.method} is not possible here."}
-    return RequestError(error.status_code, messages.get(error.status_code, str(error.detail))).to_response()

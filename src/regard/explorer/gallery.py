@@ -9,8 +9,8 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
-from regard.explorer.app import create_site
 from regard.explorer.security import Access
+from regard.explorer.site import create_site
 from regard.inspection.trace.page import render_linked_page
 
 FILE: Final = Path(__file__).with_name("gallery.json.gz")

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from regard.decoding.settings import SearchFields
 from regard.errors import RegardError
 from regard.formatting import did_you_mean, to_json
-from regard.inspection.attribution.attribution import METHODS, Baseline, Method
+from regard.inspection.attribution.settings import METHODS, Baseline, Method
 from regard.quantities import BeamSize, OptionalLength, SampleCount
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from regard.data.tokens.tokenizers import Tokenizer
 from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings
 from regard.errors import ArgumentTypeError, ConfigError
-from regard.inspection.attribution.attribution import Attribution, Method
+from regard.inspection.attribution.attribution import Attribution
+from regard.inspection.attribution.settings import Method
 from regard.inspection.prediction import Prediction
 from regard.inspection.views.heatmap import HeatMap
 from regard.inspection.views.line_view import LineView

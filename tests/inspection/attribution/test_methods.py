@@ -21,7 +21,7 @@ from regard.decoding.predictor import Predictor
 from regard.decoding.settings import DecodingSettings
 from regard.errors import ConfigError
 from regard.inspection.attribution import methods as attribution_methods
-from regard.inspection.attribution.attribution import Baseline, Method
+from regard.inspection.attribution.settings import Baseline, Method
 from regard.models.attentive import LuongDecoder
 from regard.models.contracts import Decoded, Decoder, Encoder, Memory, Tokens
 from regard.models.seq2seq import Seq2Seq, build_model

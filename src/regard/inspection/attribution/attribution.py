@@ -7,7 +7,7 @@ import html as markup
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from regard.errors import ConfigError, check_path
 from regard.inspection import figures
 from regard.inspection.attribution.agreement import Agreement, kendall, overlap, spearman
+from regard.inspection.attribution.settings import Baseline, Method
 from regard.inspection.prediction import (
     START_LABEL,
     Prediction,
@@ -29,12 +30,6 @@ from regard.inspection.views.heatmap import AttentionView, HeatMap
 from regard.inspection.views.labels import Labels
 from regard.inspection.views.maps import Head, Layer, MapSelection
 from regard.inspection.views.pictures import Style
-
-Method = Literal["gradient_x_input", "integrated_gradients", "occlusion", "value_zeroing", "attention"]
-METHODS: Final[tuple[Method, ...]] = get_args(Method)
-
-Baseline = Literal["zero", "unknown", "padding"]
-BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
 
 END_LABEL = "</s>"
 

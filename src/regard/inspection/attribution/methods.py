@@ -27,7 +27,8 @@ from regard.decoding.predictor import MAX_LOGITS, Predictor
 from regard.decoding.search import AttentionWeights, Hypothesis
 from regard.errors import ArgumentTypeError, ConfigError
 from regard.formatting import did_you_mean
-from regard.inspection.attribution.attribution import BASELINES, END_LABEL, METHODS, Attribution, Baseline, Method
+from regard.inspection.attribution.attribution import END_LABEL, Attribution
+from regard.inspection.attribution.settings import BASELINES, METHODS, Baseline, Method
 from regard.inspection.prediction import Prediction
 from regard.models.contracts import Grid, Source
 from regard.models.seq2seq import Seq2Seq

@@ -5,13 +5,15 @@ requests.
 import base64
 import hashlib
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from regard.formatting import parse_json, to_json
-from regard.inspection.trace.document import Document
 from regard.inspection.views.pictures import Style
 from regard.yaml_reader import dump_yaml
+
+if TYPE_CHECKING:
+    from regard.inspection.trace.document import Document
 
 STATIC: Final = Path(__file__).parent / "static"
 """The folder of the bundle, which `web/` is built into."""
@@ -49,7 +51,7 @@ def render_empty_page() -> str:
     )
 
 
-def render_page(data: dict[str, Any], trace: Document | None = None) -> str:
+def render_page(data: dict[str, Any], trace: "Document | None" = None) -> str:
     """Return the page as one file, with data that it reads instead of the server's; see `EmbeddedData` in `web/`.
 
     Args:
@@ -66,7 +68,7 @@ def render_linked_page(data: dict[str, Any]) -> str:
     return page.replace("</body>", f"{_embed(_DATA, data)}</body>")
 
 
-def render_trace(trace: Document, style: Style) -> str:
+def render_trace(trace: "Document", style: Style) -> str:
     """Return the page of one trace, with its document."""
     model, source, edits = trace["model"], trace["source"], trace["edits"]
     architecture = model.get("architecture", "model")
@@ -97,7 +99,7 @@ def render_trace(trace: Document, style: Style) -> str:
     return render_page(data, trace)
 
 
-def parse_document(text: str) -> Document:
+def parse_document(text: str) -> "Document":
     """Return the document in the text of a JSON file, or of an HTML page that contains it."""
     _, opened, rest = text.partition(_OPEN_TAG.format(name="trace"))
     embedded, closed, _ = rest.partition(_CLOSE_TAG)
