@@ -18,9 +18,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 demo: .venv/ready
 	@$(BIN)/regard train dates --out $(RUN)
 	@$(BIN)/regard evaluate $(RUN)
-	@$(BIN)/regard look $(RUN) "Sunday, May 3, 2009"
-	@$(BIN)/regard look $(RUN) "3 de mayo de 2009"
-	@$(BIN)/regard look $(RUN) "2009年5月3日日曜日"
+	@$(BIN)/regard look $(RUN) "Sunday, May 3, 2009" "3 de mayo de 2009" "2009年5月3日日曜日"
 	@sh examples/next_steps.sh $(RUN)
 
 test: .venv/test-ready
@@ -55,13 +53,13 @@ web: .venv/ready
 	$(BIN)/python web/generate_requests.py > web/src/requests.ts
 	cd web && npm ci && npm run check && npm test && npm run build
 
-# Install torch first, in the tested version: another one may be a build of several gigabytes.
+# The constraints choose the tested version of torch: another one may be a build of several gigabytes. Python stores the
+# bytecode of the modules that are used; that of all modules takes pip longer than their installation.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "regard needs Python 3.11 or newer. Set its path with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[explorer]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[explorer]'
 	@touch $@
 
 # The client of Argos Translate needs none of its dependencies, which are large. Its package contains a module `tests`.
