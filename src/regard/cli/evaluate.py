@@ -243,7 +243,7 @@ def _compute_breakdowns(
     counts = None
     if {"frequency", "unseen"} & set(by):
         files = resolve(Files, file_settings(train, {}), {}) if train else None
-        counts = WordCounts.of(read_training_pairs(folder, files))
+        counts = WordCounts.of(read_training_pairs(folder, files, "Give them with --train. "))
     return [
         compute_breakdown(name, result.statistics, result.evaluation_set, result.predictions, counts) for name in by
     ]

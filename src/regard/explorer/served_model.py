@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from functools import cached_property
 from threading import Lock
 from time import perf_counter
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from regard.api.model import Model
 from regard.config import to_yaml
-from regard.data.corpora import RawSource, load_corpus
+from regard.data.corpora import RawSource
 from regard.data.images.pixels import decode_image
 from regard.decoding.tracing import describe_mechanisms
 from regard.errors import ConfigError, DataError, RegardError
@@ -37,7 +37,7 @@ from regard.inspection.views import curves
 from regard.models.settings import IMAGE, TEXT
 from regard.runs.events import find_attention
 from regard.runs.folder import RunFolder, open_model
-from regard.runs.pairs import HeldOutPairs, read_held_out
+from regard.runs.pairs import HeldOutPairs, read_held_out, read_training_pairs
 from regard.runs.stored_checkpoint import Checkpoint
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP")
@@ -202,18 +202,12 @@ class ServedModel:
     def _prepare_training_pairs(self) -> float | None:
         """Do a part of the preparation. Return the share that is done; None if it is complete."""
         if self._training_pairs is None:
-            self._training_pairs = TrainingPairs(self.model, self._read_training_pairs())
+            self._training_pairs = TrainingPairs(self.model, read_training_pairs(self.folder))
         try:
             return self._training_pairs.advance()
         except BaseException:
             self._training_pairs = None
             raise
-
-    def _read_training_pairs(self) -> Iterator[tuple[RawSource, str]]:
-        try:
-            yield from load_corpus(self.folder.settings().data).train
-        except RegardError as error:
-            raise DataError(f"The training pairs of this model cannot be read. {error}") from None
 
     def _describe_examples(self) -> dict[str, Any]:
         """Return the split of the examples (None if it cannot be read), and the first examples if they are texts."""

@@ -1,6 +1,6 @@
 """Test sets and training data of runs: from files, or from the run's own corpus."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -9,7 +9,7 @@ from regard.data.corpora import Corpus, Pairs, RawSource, Stream, load_corpus, r
 from regard.data.images import captions
 from regard.data.images.settings import CaptionsData
 from regard.data.settings import DataSettings, Files, FilesData
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, RegardError
 from regard.formatting import short_path
 from regard.models.settings import IMAGE
 from regard.runs.folder import RunFolder
@@ -66,15 +66,20 @@ def read_held_out(folder: RunFolder, count: int, unchanged_since: Checkpoint | N
     raise DataError(f"{folder.path} was trained without a test set and without a dev set.")
 
 
-def read_training_pairs(folder: RunFolder, files: Files | None = None) -> Iterable[tuple[RawSource, str]]:
-    """Read the training pairs of a run, or of files, with the columns of the run's own training file."""
+def read_training_pairs(
+    folder: RunFolder, files: Files | None = None, remedy: str = ""
+) -> Iterator[tuple[RawSource, str]]:
+    """Yield the training pairs of a run, or of files, with the columns of the run's own training file. `remedy` is what
+    to do if those of the run cannot be read.
+    """
     data = folder.settings().data
     if files is not None:
-        return read_pairs(read_like_training(files, data))
+        yield from read_pairs(read_like_training(files, data))
+        return
     try:
-        return load_corpus(data).train
-    except DataError as error:
-        raise DataError(f"The training data of {folder.path} cannot be read. Give it with --train. {error}") from None
+        yield from load_corpus(data).train
+    except RegardError as error:
+        raise DataError(f"The training pairs of this model cannot be read. {remedy}{error}") from None
 
 
 def read_like_training(files: Files, data: DataSettings) -> Files:
