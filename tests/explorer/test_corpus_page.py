@@ -201,19 +201,6 @@ def test_an_exported_page_contains_the_corpus_of_all_models(page: Any, url: str,
     assert page.locator(ROWS).count() > 0
 
 
-@needs_axe
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_corpus_is_accessible_and_fits_a_phone(page: Any, url: str, scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)
-    open_corpus(page, url, "&pairs=5")
-    check_accessibility(page)
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_timeout(300)
-    assert page.locator("corpus-view").evaluate("view => view.scrollWidth <= view.clientWidth")
-    assert page.locator("corpus-view table").first.is_visible()
-    check_accessibility(page)
-
-
 def read_neighbors(page: Any) -> list[tuple[str, str]]:
     """Return the source and the target of the nearest training pairs, when they are those of the present state."""
     page.wait_for_selector("neighbors-panel .stack:not(.loading) > ol")
@@ -280,11 +267,23 @@ def test_an_exported_page_contains_the_neighbors(page: Any, url: str, tmp_path: 
 
 @needs_axe
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_neighbors_are_accessible_and_fit_a_phone(page: Any, url: str, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("fragment", "view", "content"),
+    [
+        ("text=3 mai 2009&tab=corpus&pairs=5", "corpus-view", "corpus-metrics table"),
+        ("text=3 mai 2009&row=4&neighbors=by_state", "neighbors-panel", "neighbors-panel .stack:not(.loading) > ol"),
+    ],
+    ids=["corpus", "neighbors"],
+)
+def test_a_view_is_accessible_and_fits_a_phone(
+    page: Any, url: str, scheme: str, fragment: str, view: str, content: str
+) -> None:
     page.emulate_media(color_scheme=scheme)
-    open_page(page, url, "text=3 mai 2009&row=4&neighbors=by_state")
-    read_neighbors(page)
+    open_page(page, url, fragment)
+    page.wait_for_selector(content)
+    check_accessibility(page)
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_timeout(300)
-    assert page.locator("neighbors-panel").evaluate("panel => panel.scrollWidth <= panel.clientWidth")
+    assert page.locator(view).evaluate("view => view.scrollWidth <= view.clientWidth")
+    assert page.locator(content).first.is_visible()
     check_accessibility(page)
