@@ -1,6 +1,7 @@
 """The wheel works where the source tree is not."""
 
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.version import __version__
+from regard.yaml_reader import load_yaml
 from tests_command import HANG
 
 ROOT = Path(__file__).parents[1]
+CITATION, RELEASE = "CITATION.cff", ".github/workflows/release.yml"
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,6 +72,29 @@ def test_the_wheel_contains_the_pages_the_presets_and_the_gallery(wheel: Path) -
     tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {name.removeprefix("src/") for name in tracked.split()} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_the_version_is_that_of_the_wheel_the_citation_and_the_tag(wheel: Path) -> None:
+    assert wheel.name.split("-")[1] == __version__
+    citation, release = (load_yaml((ROOT / name).read_text("utf-8"))[0] for name in (CITATION, RELEASE))
+    assert citation["version"] == __version__
+    [check] = [
+        step for step in release["jobs"]["build"]["steps"] if step.get("name", "").startswith("Check that the tag")
+    ]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for tag, code in ((f"v{__version__}", 0), (__version__, 1), (f"v{__version__}.1", 1)):
+        command, variables = ["bash", "-ec", check["run"]], {**os.environ, "PATH": path, "GITHUB_REF_NAME": tag}
+        assert subprocess.run(command, cwd=ROOT, env=variables, check=False, timeout=HANG).returncode == code
+
+
+def test_the_wheel_writes_manual_pages_and_completion(installed: Path, tmp_path: Path) -> None:
+    pages = [Path(line) for line in run(installed, tmp_path, "manual", "--out", "man").splitlines()]
+    assert {"regard.1", "regard-train.1", "regard-explore.1"} <= {page.name for page in pages}
+    for shell in ("bash", "zsh", "fish"):
+        script = run(installed, tmp_path, "completion", shell)
+        assert f"_REGARD_COMPLETE={shell}_complete" in script
+        if shutil.which(shell):
+            subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=HANG)
 
 
 def test_the_wheel_trains_predicts_and_draws(installed: Path, tmp_path: Path) -> None:
