@@ -53,11 +53,26 @@ import matplotlib.pyplot as plt
 import regard
 
 LETTERS = "abcdefghij"
-TASK = {"data.letters": len(LETTERS), "data.shortest": 2, "data.longest": 12, "data.dev": 200}
-TRAINING = {"training.steps": 600, "training.validate_every": 600}
+SETTINGS = {
+    "model": "fixed",
+    "data.letters": len(LETTERS),
+    "data.shortest": 2,
+    "data.longest": 12,
+    "data.dev": 200,
+    "training.steps": 600,
+    "training.validate_every": 600,
+}
 
-run = regard.train("sequences", {"model": "fixed", **TASK, **TRAINING}, out=tempfile.mkdtemp(), quiet=True)
-model = run.load(device="cpu")
+
+def train(settings: dict[str, object]) -> regard.Model:
+    """Train a model on strings and their reverse, in a temporary folder."""
+    folder = tempfile.mkdtemp()
+    settings = {**SETTINGS, **settings}
+    run = regard.train("sequences", settings, out=folder, quiet=True)
+    return run.load(device="cpu")
+
+
+model = train({})
 print(model.predict("abc").text)
 
 # %% [markdown]
@@ -70,11 +85,12 @@ print(model.predict("abc").text)
 
 # %%
 def accuracy(model: regard.Model, length: int) -> float:
-    """Return the share of random strings of this length that the model reverses without an error."""
+    """Return the share of 100 random strings that the model reverses without an error."""
     generator = random.Random(length)
     strings = ["".join(generator.choices(LETTERS, k=length)) for _ in range(100)]
-    predictions = model.predict(strings)
-    return sum(each.text == string[::-1] for each, string in zip(predictions, strings, strict=True)) / len(strings)
+    outputs = [prediction.text for prediction in model.predict(strings)]
+    pairs = zip(strings, outputs, strict=True)
+    return sum(output == string[::-1] for string, output in pairs) / 100
 
 
 lengths = range(2, 19, 2)
@@ -86,7 +102,8 @@ for length in lengths:
 figure, axes = plt.subplots(figsize=(7, 3.2))
 axes.plot(lengths, list(accuracies.values()), marker="o")
 axes.axvspan(2, 12, alpha=0.12, label="lengths of the training strings")
-axes.set(xlabel="letters in the input", ylabel="strings reversed correctly", ylim=(-0.03, 1.03))
+axes.set_xticks(lengths)
+axes.set(xlabel="letters in the input", ylabel="correct strings", ylim=(-0.03, 1.03))
 axes.legend()
 plt.show()
 
@@ -102,7 +119,8 @@ plt.show()
 
 # %%
 for string in ("abcd", "abcdefgh", "abcdefghijabcdef"):
-    print(f"{string[::-1]:17} ← expected\n{model.predict(string).text:17} ← predicted\n")
+    print("expected ", string[::-1])
+    print("predicted", model.predict(string).text, end="\n\n")
 
 assert accuracies[4] > 0.9 > 0.5 > accuracies[10]
 assert max(accuracies[length] for length in lengths if length > 12) < 0.1
@@ -117,13 +135,11 @@ assert max(accuracies[length] for length in lengths if length > 12) < 0.1
 SIZE = 128
 
 if SIZE != 128:
-    size = {"model.encoder.hidden": SIZE // 2, "model.decoder.hidden": SIZE}
-    other = regard.train(
-        "sequences", {"model": "fixed", **size, **TASK, **TRAINING}, out=tempfile.mkdtemp(), quiet=True
-    ).load(device="cpu")
+    other = train({"model.encoder.hidden": SIZE // 2, "model.decoder.hidden": SIZE})
     print("letters    128 ", SIZE)
     for length in lengths:
-        print(f"{length:7} {accuracies[length]:6.0%} {accuracy(other, length):5.0%}")
+        share = accuracy(other, length)
+        print(f"{length:7} {accuracies[length]:6.0%} {share:5.0%}")
 
 # %% [markdown]
 # ## Questions

@@ -90,15 +90,16 @@ SETTINGS = {
 }
 
 
-def train(**settings: str) -> regard.Model:
+def train(settings: dict[str, object]) -> regard.Model:
     """Train a model on strings and their reverse, in a temporary folder."""
     folder = tempfile.mkdtemp()
-    run = regard.train("sequences", {**SETTINGS, **settings}, out=folder, quiet=True)
+    settings = {**SETTINGS, **settings}
+    run = regard.train("sequences", settings, out=folder, quiet=True)
     return run.load(device="cpu")
 
 
-fixed = train(model="fixed")
-model = train()
+fixed = train({"model": "fixed"})
+model = train({})
 print(model.settings.model.architecture)
 
 # %% [markdown]
@@ -140,7 +141,8 @@ assert np.allclose(a, trace.prediction.attention[0], atol=1e-3)
 assert np.allclose(a, weights.detach(), atol=1e-5)
 assert np.allclose(c, context.detach(), atol=1e-4)
 print("sum of the weights:", round(float(a.sum()), 6))
-print("first numbers of the context:", c[:4].round(3), context[0, 0, :4].detach().numpy().round(3))
+print("the context by hand: ", c[:4].round(3), "…")
+print("the model's context: ", context[0, 0, :4].detach().numpy().round(3), "…")
 
 # %% [markdown]
 # Now the question of lesson 1 again: how does accuracy depend on the length?
@@ -152,7 +154,8 @@ def accuracy(model: regard.Model, length: int) -> float:
     generator = random.Random(length)
     strings = ["".join(generator.choices(LETTERS, k=length)) for _ in range(100)]
     outputs = [prediction.text for prediction in model.predict(strings)]
-    return float(np.mean([output == string[::-1] for output, string in zip(outputs, strings, strict=True)]))
+    pairs = zip(strings, outputs, strict=True)
+    return sum(output == string[::-1] for string, output in pairs) / 100
 
 
 # %% alt="Accuracy by length: with attention almost 100% up to 12 letters; a fixed context falls to almost zero."
@@ -166,11 +169,12 @@ for name, values_by_length in accuracies.items():
     axes.plot(lengths, values_by_length, marker="o", label=name)
 axes.axvspan(2, 12, alpha=0.12, label="lengths in training")
 axes.set_xticks(lengths)
-axes.set(xlabel="letters in the input", ylabel="strings reversed correctly", ylim=(-0.03, 1.03))
+axes.set(xlabel="letters in the input", ylabel="correct strings", ylim=(-0.03, 1.03))
 axes.legend()
 plt.show()
 
-assert accuracies["with attention"][5] > 0.8 > 0.3 > accuracies["fixed context"][5]  # 12 letters
+of_12 = {name: shares[5] for name, shares in accuracies.items()}
+assert of_12["with attention"] > 0.8 > 0.3 > of_12["fixed context"]
 
 # %% [markdown]
 # With the same data, the same number of steps and states of the same size, the model with attention reverses strings

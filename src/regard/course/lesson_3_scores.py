@@ -55,7 +55,7 @@ import regard
 SLOTS, LETTERS, DIGITS, SIZE = 8, 10, 10, 32
 
 
-def sample(task: str, rows: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sample(task: str, rows: int, random: torch.Generator) -> tuple[Tensor, ...]:
     """Return queries, the letters and the digits of the slots, and the answers."""
     letters = torch.rand(rows, LETTERS, generator=random).argsort(1)[:, :SLOTS]
     digits = torch.randint(DIGITS, (rows, SLOTS), generator=random)
@@ -77,7 +77,8 @@ class Lookup(nn.Module):
     def __init__(self, score: str, has_numbers: bool = False) -> None:
         super().__init__()
         self.query = nn.Embedding(max(LETTERS, SLOTS), SIZE)
-        self.letter, self.digit = nn.Embedding(LETTERS, SIZE), nn.Embedding(DIGITS, SIZE)
+        self.letter = nn.Embedding(LETTERS, SIZE)
+        self.digit = nn.Embedding(DIGITS, SIZE)
         self.number = nn.Embedding(SLOTS, SIZE) if has_numbers else None
         self.attention = regard.Attention(SIZE, SIZE, score=score)
         self.answer = nn.Linear(SIZE, DIGITS)
@@ -165,7 +166,8 @@ for score in SCORES:
 
 # %%
 for score in SCORES:
-    print(f"{score:8}  {measure('by number', score, seed=3, has_numbers=False):4.0%}")
+    share = measure("by number", score, seed=3, has_numbers=False)
+    print(f"{score:8}  {share:4.0%}")
 
 # %% [markdown]
 # ## Questions
