@@ -182,12 +182,13 @@ def local_attention(queries: Tensor, keys: Tensor, window: int) -> Tensor:
 
 
 def milliseconds(function: Callable[..., object], *inputs: Any) -> float:
-    """Return the processor time of a call, which other programs hardly change."""
-    calls, start = 0, time.process_time()
-    while (spent := time.process_time() - start) < 0.2:
+    """Return the shortest time of ten calls: other programs can only add to it."""
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
         function(*inputs)
-        calls += 1
-    return 1_000 * spent / calls
+        times.append(time.perf_counter() - start)
+    return 1_000 * min(times)
 
 
 torch.set_num_threads(1)  # one core, so that the times can be compared
@@ -224,7 +225,8 @@ for name, times in spent.items():
 # %% [markdown]
 # On logarithmic scales, $n$ is a line with slope 1, and $n^2$ one with slope 2. For long inputs, each time that the
 # length doubles, global attention takes about four times as long, or more if the weights no longer fit into the
-# cache of the processor. The other two take about twice as long. Your machine prints other numbers than this page.
+# cache of the processor. The other two take about twice as long. Your machine prints other numbers than this page, and
+# other programs on it disturb the measurement.
 #
 # Short inputs are another matter. A recurrent network computes one position after the other. Attention computes all
 # scores at once, in one matrix product, so it is faster up to some length, although it does more work.
