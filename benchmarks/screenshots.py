@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/explorer/: `python benchmarks/screenshots.py RUN [RUN]`.
+"""Take the screenshots of docs/explorer/: `python benchmarks/screenshots.py RUN RUN`; the second is a Transformer.
 
 Needs the extras `explorer` and `test`, and Chromium. The pictures have a palette of 256 colors, so they are small.
 """
@@ -31,6 +31,7 @@ MASKED: Final = json.dumps([{"kind": "mask_source", "position": 1, "unit": "word
 SHOTS: Final = {
     "translate": ("light", f"edits={MASKED}", "#changes"),
     "attention": ("light", "tab=attention&method=occlusion&row=6&column=3", "#agreement"),
+    "heads": ("light", "model=1&tab=attention&view=grid&layer=0&head=2&role=decoder-self&ablations=1", "tbody"),
     "equation": ("dark", "tab=equation&row=6&stage=6&column=2", "#check"),
     "steps": ("light", "tab=steps&row=6", "#beam"),
     "corpus": ("light", "tab=corpus", "corpus-metrics table"),

@@ -225,7 +225,7 @@ def test_the_nearest_training_pairs_are_listed_and_opened(page: Any, url: str, r
     page.wait_for_selector("main[aria-busy=false]")
     assert page.get_by_label("Source", exact=True).first.input_value() == neighbors[1][0]
     assert read_neighbors(page)[0] == neighbors[1]
-    page.get_by_role("button", name="Hide").click()
+    page.get_by_role("button", name="Close").click()
     assert page.locator("neighbors-panel li").count() == 0
 
 
@@ -254,6 +254,14 @@ def test_a_model_without_its_training_data_says_so(page: Any, runs: list[Path], 
         assert page.locator("neighbors-panel .retry").is_visible()
         page.locator("#tab-corpus").click()
         page.wait_for_selector("text=The test set and the dev set of this model cannot be read")
+
+
+def test_the_neighbors_of_an_image_say_why_they_cannot_be_opened(page: Any, url: str) -> None:
+    open_page(page, url, "model=2&neighbors=by_encoder")
+    panel = page.locator("neighbors-panel")
+    panel.locator("li").first.wait_for()
+    assert "Images of the training data cannot be opened" in panel.locator("section").inner_text()
+    assert panel.locator("li button").count() == 0
 
 
 def test_an_exported_page_contains_the_neighbors(page: Any, url: str, tmp_path: Path) -> None:

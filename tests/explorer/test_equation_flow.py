@@ -87,7 +87,7 @@ def test_a_hovered_key_lights_up_through_all_stages(page: Any, url: str, runs: l
 
 
 def test_the_arrow_keys_move_between_keys_and_stages(page: Any, url: str) -> None:
-    flow = open_equation(page, url)
+    flow = open_equation(page, url, "&column=0")
     flow.locator("[role=application]").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
@@ -277,6 +277,8 @@ def test_the_arrow_keys_reach_every_row_of_every_head(page: Any, url: str) -> No
     flow = open_equation(page, url, "&model=1")
     flow.locator("[role=application]").focus()
     rows = len(flow.evaluate(SLOTS))
+    for _ in range(rows):
+        page.keyboard.press("ArrowUp")  # from the largest weight
     for row in range(1, rows):
         page.keyboard.press("ArrowDown")
         page.wait_for_function("([flow, row]) => flow.focused.row === row", arg=[flow.element_handle(), row])

@@ -268,7 +268,7 @@ export class EquationView extends View {
     const active = stage === null ? undefined : figure.stages[stage];
     if (active) return html`<p id="stage-note"><b>${active.name}</b> <span class="number">${this.describe(figure, active, this.store.findColumn())}</span> <span class="muted">${active.note}</span></p>`;
     const heads = "Select a head to see all of its stages. The contexts of the heads are concatenated; in a Transformer, the output projection follows.";
-    return html`<p id="stage-note" class="muted">Point at a key to follow it through all stages. ${figure.options.lanes.length > 1 ? heads : ""}</p>`;
+    return html`<p id="stage-note" class="muted">Point at a key to follow it through all stages, and to read what each stage computes. ${figure.options.lanes.length > 1 ? heads : ""}</p>`;
   }
 
   private describe(figure: FlowFigure, stage: Stage, slot: number): string {

@@ -63,15 +63,16 @@ export class HeadsPanel extends View {
     const { store } = this;
     const others = store.otherExamples.length;
     const idle = effects.filter((each) => each.isIdle);
-    const named = idle.length && idle.length <= FEW ? `: ${idle.map(({ name }) => name).join("; ")}` : "";
-    const heads = `${effects.length} ${effects.length === 1 ? "head" : "heads"}`;
+    const named = idle.length > FEW ? ": those at the end of the table" : `: ${idle.map(({ name }) => name).join("; ")}`;
+    const where = examples > 1 ? `these ${examples} examples` : "this example";
+    const count = effects.length > 1 ? `All ${effects.length} heads have` : "The only head has";
     return html`<div class="row">
-      <p id="idle"><b>${idle.length || "None"} of ${heads} ${idle.length > 1 ? "have" : "has"} no effect on ${examples > 1 ? `these ${examples} examples` : "this example"}${named}.</b>
-        ${examples > 1 ? "" : "One example is not proof."} Other sources may need them, and heads can replace each other.</p>
+      <p id="idle"><b>${idle.length ? `${idle.length} of ${effects.length} heads ${idle.length > 1 ? "have" : "has"} no effect on ${where}${named}.` : `${count} an effect on ${where}.`}</b>
+        ${examples > 1 ? "" : "One example is not proof."} ${idle.length ? "Other sources may need them, and heads can replace each other." : ""}</p>
       ${store.state.ablations === 1 && others && store.client.isLive
         ? html`<button type="button" id="more-examples" @click=${() => store.show({ ablations: 2 })}>Ablate on ${others} more ${others === 1 ? "example" : "examples"}</button>`
         : ""}
-      <button type="button" class="quiet" @click=${() => store.show({ ablations: 0 })}>Hide</button>
+      <button type="button" class="quiet" @click=${() => store.show({ ablations: 0 })}>Close</button>
     </div>`;
   }
 
@@ -79,7 +80,7 @@ export class HeadsPanel extends View {
     const largest = Math.max(...effects.map(({ change }) => Math.abs(change))) || 1;
     return html`<table>
       <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples` : ""}. “No effect”: ${examples > 1 ? "no" : "the"} output ${examples > 1 ? "changes" : "stays the same"}, and its probability changes by less than 1 %.</caption>
-      <thead><tr><th>Head</th><th colspan="2">Change</th><th>Output without it</th></tr></thead>
+      <thead><tr><th>Head</th><th class="number">Change</th><td class="effect"></td><th>Output without it</th></tr></thead>
       <tbody>${effects.map((effect) => this.renderEffect(effect, examples, largest))}</tbody>
     </table>`;
   }

@@ -65,7 +65,7 @@ export class NeighborsPanel extends View {
       <div class="row">
         <h2>Nearest training pairs</h2>
         ${renderSegments("Similarity", choices, kind, (neighbors) => store.show({ neighbors }))}
-        <button type="button" class="quiet close" @click=${() => store.show({ neighbors: "" })}>Hide</button>
+        <button type="button" class="quiet close" @click=${() => store.show({ neighbors: "" })}>Close</button>
       </div>
       ${this.failure && !store.client.isLive ? html`<p class="muted">${this.failure}</p>` : this.renderFailure()}
       ${shown ? this.renderPairs(shown, kind) : this.failure ? "" : renderProgress("Reading the training pairs", this.progress)}
