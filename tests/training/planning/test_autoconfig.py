@@ -207,11 +207,12 @@ def test_few_tokens_get_a_small_model_small_batches_and_a_high_rate_whatever_sha
 def test_below_one_epoch_hard_monotonic_attention_gets_more_updates(tmp_path: Path) -> None:
     chosen = choose(write_pairs(tmp_path, pronunciations(2_000)), {}, cuda=False)
     assert is_monotonic(chosen)
-    batches = [
-        shrink(chosen, TrainingSpeed({1: 1.0}, steps_per_epoch), 600.0, {}).settings.training.batch_tokens
+    several, less = (
+        shrink(chosen, TrainingSpeed({1: 1.0}, steps_per_epoch), 600.0, {}).settings.training
         for steps_per_epoch in (100.0, 2_000.0)
-    ]
-    assert batches == [512, 256]
+    )
+    assert [training.batch_tokens for training in (several, less)] == [512, 256]
+    assert less.learning_rate > several.learning_rate
 
 
 def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: Path) -> None:

@@ -102,12 +102,12 @@ def shrink(
     few_tokens = epochs < 1 if batch is None else steps * batch < _FEW_TOKENS
     # Hard monotonic attention starts to learn after some hundred updates.
     few_updates = few_tokens or (epochs < 1 and model.attention.select.kind == "hard_monotonic")
-    new_and_small = few_tokens and INIT_FROM not in overridden
+    fine_tuned = INIT_FROM in overridden
     if batch is not None:
         smaller["training.batch_tokens"] = min(_SMALLEST_BATCH if few_updates else _SMALL_BATCH, batch)
-        if new_and_small:
+        if few_updates and not fine_tuned:
             smaller["training.learning_rate"] = _HIGH_RATE
-    if new_and_small:
+    if few_tokens and not fine_tuned:
         smaller["model.embedding"] = min(_SMALL_HIDDEN, model.embedding)
         if isinstance(model.encoder, RecurrentEncoderSettings):
             smaller["model.encoder.hidden"] = min(_SMALL_HIDDEN, model.encoder.hidden)
