@@ -143,11 +143,10 @@ month = TARGET.index("3")
 print("at 3, the largest value is on", [SOURCE[m[month].argmax()] for m in maps.values()])
 
 assert [m[3].argmax() for m in maps.values()] == [SOURCE.index("7")] * 3
-assert attention[month].argmax() != erasure[month].argmax()
 
 # %% [markdown]
-# At the last digits of year and day, the three maps agree. At the second digit of the month, the largest weight is on
-# another letter of *March* than the two attributions. How often does this happen? For 20 dates, we count how often the
+# At the last digits of year and day, the three maps agree. At the second digit of the month, they need not: the line
+# above shows which letter of *March* each of them names. How often do they agree? For 20 dates, we count how often the
 # largest weight and the largest erasure score are on the same character.
 
 # %%
