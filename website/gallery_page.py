@@ -20,7 +20,7 @@ LIVE: Final = ("bahdanau", "luong-local-p", "transformer-model")
 
 FACTS: Final = {
     "position": "position",
-    "visible": "weights",
+    "visible": "visible weights",
     "gradient": "gradient",
     "needs_past": "needs past",
     "self_attention": "self-attention",

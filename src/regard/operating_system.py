@@ -1,8 +1,8 @@
-"""What not every operating system has, and what is done without it.
+"""Functions that not every operating system has, and their replacements.
 
-Other modules do not ask for the system, and use only what Linux, macOS and Windows have in common; tests check it. A
-function looks for the feature that it needs, rather than for the name of the system. `docs/platforms.md` describes the
-differences for users.
+Other modules do not check the operating system, and use only what Linux, macOS and Windows have in common; tests
+check it. A function looks for the feature that it needs, rather than for the name of the system. `docs/platforms.md`
+describes the differences for users.
 """
 
 import errno

@@ -1,3 +1,3 @@
-"""The version of the package, which is declared only here. A release is tagged with it: `v` and the version."""
+"""The version of the package. `CITATION.cff` repeats it. A release is tagged with it: `v` and the version."""
 
 __version__ = "0.1.0"

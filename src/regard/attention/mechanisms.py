@@ -49,7 +49,7 @@ _ALL = (
         "e = qᵀ k",
         LUONG,
         "dot",
-        use="The score without parameters, for a decoder as wide as the memory.",
+        use="A score without parameters, for a decoder as wide as the memory.",
     ),
     Mechanism(
         "luong-general",
@@ -70,7 +70,7 @@ _ALL = (
         "e_j = (W q)_j",
         LUONG,
         "location",
-        use="Sources in which the position alone says what to read. It needs a maximum length.",
+        use="Sources in which the position alone determines what to read. It needs a maximum length.",
     ),
     Mechanism(
         "luong-local-m",
@@ -93,14 +93,14 @@ _ALL = (
         "e = β cos(q, k)",
         "Graves, Wayne & Danihelka 2014, arXiv:1410.5401",
         "cosine",
-        use="Keys whose norm must not matter: only their direction is compared.",
+        use="Compares directions only: use it if the norms of keys must not matter.",
     ),
     Mechanism(
         "chorowski",
         "e = vᵀ tanh(W q + U k + V (F ∗ a₋))",
         "Chorowski et al. 2015, arXiv:1506.07503",
         "location_aware",
-        use="Sources that are read in order, such as speech: it knows where it looked before.",
+        use="Sources that are read in order, such as speech: its scores depend on the previous weights.",
     ),
     Mechanism(
         "show-attend-tell-soft",
@@ -138,7 +138,7 @@ _ALL = (
         "after Vaswani et al. 2017, unscaled, one head",
         "projected",
         options={"score": {"scaled": False}},
-        use="To see what the scale 1/√d does: the same with one head, without it.",
+        use="To measure the effect of the scale 1/√d: as `transformer`, but unscaled and with one head.",
     ),
     Mechanism(
         "sparsemax",
@@ -154,7 +154,7 @@ _ALL = (
         "Peters, Niculae & Martins 2019, arXiv:1905.05702",
         "additive",
         select="entmax15",
-        use="Exact zeros as with sparsemax, for fewer slots: it is between softmax and sparsemax.",
+        use="Between softmax and sparsemax: exact zeros, but fewer than with sparsemax.",
     ),
     Mechanism(
         "straight-through",
@@ -178,7 +178,7 @@ _ALL = (
         "Wu & Cotterell 2019, arXiv:1905.06319",
         "additive",
         select="hard_monotonic",
-        use="Pronunciation and inflection: the output follows the order of the source.",
+        use="Pronunciation and inflection with little data: the output follows the order of the source.",
     ),
 )
 

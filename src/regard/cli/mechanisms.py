@@ -15,7 +15,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--facts", is_flag=True, help="Print what distinguishes them, instead of their equations.")
+@click.option("--facts", is_flag=True, help="Print what distinguishes the mechanisms, instead of their equations.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with equations and facts.")
 def command(facts: bool, as_json: bool) -> None:
     """List the attention mechanisms. Each combines a score, a scope and a selection."""

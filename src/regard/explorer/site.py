@@ -1,4 +1,4 @@
-"""What the explorer and the gallery share: the files of the page, who may open it, and errors as JSON."""
+"""The parts that the explorer and the gallery share: static files, access control, and errors as JSON."""
 
 from typing import Any
 

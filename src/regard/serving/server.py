@@ -87,7 +87,7 @@ def run_server(create_app: Callable[[], Starlette], options: ServerOptions) -> N
         if options.workers == 1:
             _serve_alone(create_app, options, listener)
         elif not HAS_SIGNAL_MASKS:
-            raise ConfigError("--workers: this system does not support several workers. Omit it.")
+            raise ConfigError("--workers: this system does not support several workers. Omit --workers.")
         else:
             _Supervisor(create_app, options, listener).run()
 

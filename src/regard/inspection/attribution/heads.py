@@ -43,7 +43,7 @@ class HeadEffects:
         heads: The effect of each head, the largest change first.
 
     >>> effects = model.ablate_heads("3 mai 2009")
-    >>> effects.heads[-1].change  # close to 0: this head has no effect on this prediction
+    >>> effects.heads[-1].change  # the smallest change, by absolute value
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What distinguishes the mechanisms of attention: facts that the parts of a mechanism declare."""
+"""Facts that distinguish the attention mechanisms, as their parts declare them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from regard.inspection.explain.cost import describe_growth
 from regard.ops.cost import S, T
 
 WIDTH = 8
-"""A width that all numbers of heads of the mechanisms divide. The facts do not depend on it."""
+"""A width that is divisible by the number of heads of every mechanism. The facts do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Facts:
     """The facts of a mechanism.
 
     Attributes:
-        position: Whether the weights depend on the positions of the slots: not, by a fixed rule, or with parameters
-            that are learned.
+        position: Whether the weights depend on the positions of the slots: `none`, by a `fixed` rule, or with
+            `learned` parameters.
         visible: How the number of visible weights grows with the source length S and the target length T.
         gradient: How the gradient of the scores is computed in training.
         needs_past: Whether a step needs the weights of previous steps, so that steps run one by one.
-        self_attention: Whether it can attend to its own sequence: not, in an encoder, or also in a decoder, whose
-            memory grows with each step.
+        self_attention: Whether it can attend to its own sequence: `no`, in an `encoder` only, or `yes`, also in a
+            decoder, whose memory grows with each step.
     """
 
     position: Literal["none", "fixed", "learned"]
