@@ -92,7 +92,8 @@ def run(notebook: Any) -> Any:
     notebook.cells.insert(0, nbformat.v4.new_code_cell(SETUP))
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
-        client = NotebookClient(notebook, timeout=None, coalesce_streams=True, resources=where)
+        quiet = ["--log-level=ERROR"]  # the kernel warns of its local TCP connection
+        client = NotebookClient(notebook, timeout=None, coalesce_streams=True, resources=where, extra_arguments=quiet)
         client.execute(env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1"})
     del notebook.cells[0]
     return notebook
