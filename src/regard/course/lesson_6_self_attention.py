@@ -14,19 +14,19 @@
 # sentence. Each word asks a question (its query), compares it with what every word offers (their keys), and receives an
 # average of what they contain (their values). The result is a new vector for each word, which depends on its context.
 #
-# All words do this at the same time, and any two words are one step apart. The price is a new problem: nothing in this
-# computation knows the order of the words.
+# All words do this at the same time, and information gets from any word to any other in one step. The price is a new
+# problem: nothing in this computation knows the order of the words.
 
 # %% [markdown]
 # ## The equation
 #
-# A sentence of $m$ words is a matrix $X$ with a row of $d$ numbers for each word. Three learned matrices turn it into
-# queries, keys and values:
+# A sentence of $m$ words is a matrix $X$ with a row of $d$ numbers for each word. Three learned matrices with $d$ rows
+# and $d_k$ columns turn it into queries, keys and values:
 #
-# $$Q = X W_Q, \qquad K = X W_K, \qquad V = X W_V$$
+# $$Q = X W_Q \quad K = X W_K \quad V = X W_V$$
 #
-# Row $i$ of $Q$ is the query $q_i$ of word $i$, and row $j$ of $K$ is the key $k_j$ of word $j$. Their dot product $q_i
-# \cdot k_j$ is the score of the pair. With $d_k$, the size of a key, self-attention is (Vaswani et al. 2017)
+# Row $i$ of $Q$ is the query $q_i$ of word $i$, and row $j$ of $K$ is the key $k_j$ of word $j$, with $d_k$ numbers
+# each. Their dot product $q_i \cdot k_j$ is the score of the pair. Self-attention is (Vaswani et al. 2017)
 #
 # $$Z = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
 #
@@ -43,8 +43,6 @@
 # the score 96 with the key of *Machines*. We choose the simplest vectors with these scores.
 
 # %%
-from typing import Any
-
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
@@ -61,32 +59,21 @@ scaled = scores / 64**0.5
 weights = scaled.softmax(0)
 print("scores: ", scores.tolist())
 print("scaled: ", scaled.tolist())
-print("weights:", [round(weight, 2) for weight in weights.tolist()])
-print("z:      ", [round(number, 2) for number in (weights @ values).tolist()])
+print("weights:", weights.numpy().round(2))
+print("z:      ", (weights @ values).numpy().round(2))
 
 # %% [markdown]
 # Check the weights with a pocket calculator:
 #
-# $$\frac{e^{14}}{e^{14} + e^{12}} = \frac{1}{1 + e^{-2}} = 0.88 \qquad \frac{e^{12}}{e^{14} + e^{12}} = 0.12$$
+# $$\frac{e^{14}}{e^{14} + e^{12}} = \frac{1}{1 + e^{-2}} = 0.88$$
 #
 # Only the difference of the scores matters, here $14 - 12 = 2$. The new vector of *Thinking* is 88 % the value of
-# *Thinking* and 12 % the value of *Machines*. `regard.attend` computes the same:
-
-# %%
-batch = query.view(1, 1, 64), keys.view(1, 2, 64), values.view(1, 2, 2)
-context, same = regard.attend(*batch)
-print(same.squeeze())
-
-assert scores.tolist() == [112, 96]
-assert scaled.tolist() == [14, 12]
-assert weights.round(decimals=2).tolist() == torch.tensor([0.88, 0.12]).tolist()
-assert torch.allclose(same.squeeze(), weights)
-
-# %% [markdown]
+# *Thinking* and 12 % the value of *Machines*.
+#
 # ### Why divide by $\sqrt{d_k}$?
 #
 # Without the division, the scores are 112 and 96, and the weights are 0.9999999 and 0.0000001. The softmax is
-# *saturated*: a small change of a score does not change the weights, so there is no gradient to learn from.
+# *saturated*: a small change of a score hardly changes the weights, so there is almost no gradient to learn from.
 #
 # This is not specific to our two words. If the numbers in queries and keys are random with variance 1, then a score is
 # a sum of $d_k$ products, and its variance is $d_k$. The larger the vectors, the larger the scores. The division by
@@ -119,9 +106,9 @@ assert dot[-1] > 0.9 > 0.4 > scaled_dot[-1]
 # ### All words and several heads
 #
 # A word can be related to other words in several ways: to its verb, to its article, to the word before it. One row of
-# weights shows one of them. **Multi-head attention** computes several: it splits queries, keys and values into $H$
-# parts of size $d_k = d / H$, the *heads*, and each head has its own weights. The results are concatenated and
-# multiplied by another learned matrix, $W_O$:
+# weights can express only one relation. **Multi-head attention** computes several rows: it splits queries, keys and
+# values of $d$ numbers into $H$ parts of size $d_k = d / H$, the *heads*, and each head has its own weights. The
+# results are concatenated and multiplied by another learned matrix, $W_O$:
 #
 # $$\operatorname{MultiHead}(X) = [Z_1; \dots; Z_H] \, W_O$$
 #
@@ -140,8 +127,7 @@ def multi_head(x: Tensor, matrices: list[Tensor], heads: int) -> Tensor:
 
 
 attention = regard.MultiHeadAttention(64, heads=8, bias=False)
-parts: list[Any] = [attention.to_query, attention.to_key, attention.to_value]
-matrices = [part.weight.T for part in [*parts, attention.output]]
+matrices = [matrix.T for matrix in attention.parameters()]
 sentence = torch.randn(5, 64)
 ours = multi_head(sentence, matrices, heads=8)
 theirs, weights = attention(sentence.unsqueeze(0), weights=True)
@@ -150,9 +136,9 @@ print("outputs", tuple(theirs.shape), "weights", tuple(weights.shape))
 assert torch.allclose(ours, theirs[0], atol=1e-5)
 
 # %% [markdown]
-# Our function and `regard.MultiHeadAttention` agree. Note that heads cost nothing: the four matrices have the same
-# size for any number of heads, and so does the number of multiplications. Each head has smaller queries and keys
-# instead.
+# Our function and `regard.MultiHeadAttention` agree. Note that heads add no parameters and no multiplications in the
+# matrix products: the four matrices have the same size for any number of heads, and the number of multiplications is
+# the same, too. Each head has smaller queries and keys instead.
 #
 # ### Positions
 #
@@ -184,7 +170,11 @@ for positions in (False, True):
 # cannot know who bites whom. The remedy is to add to each word a vector that depends only on its position $p$. The
 # Transformer uses sines and cosines of different wavelengths (Vaswani et al. 2017):
 #
-# $$P_{p, 2i} = \sin\left(p / 10000^{2i/d}\right) \qquad P_{p, 2i+1} = \cos\left(p / 10000^{2i/d}\right)$$
+# $$P_{p, 2i} = \sin\left(p / 10000^{2i/d}\right)$$
+#
+# $$P_{p, 2i+1} = \cos\left(p / 10000^{2i/d}\right)$$
+#
+# Here, $2i$ and $2i + 1$ count the numbers of the vector, from 0.
 #
 # Is that enough to learn from? We train a small network on a question about order: does *a* occur before *b*? Each
 # input contains 8 different letters in a random order. They are numbered: *a* is 0, and *b* is 1. At each step, the
@@ -239,8 +229,8 @@ assert sum(curves["with positions"][-50:]) / 50 > 0.99
 assert 0.4 < sum(curves["without positions"][-50:]) / 50 < 0.6
 
 # %% [markdown]
-# With positions, the network soon makes no errors. Without them, it stays at a half: it guesses, and no amount of
-# training would help.
+# With positions, the network soon makes no errors. Without them, it stays at a half, and no amount of training would
+# help: every string has the same 8 letters, so the network gives the same answer to all strings.
 
 # %% [markdown]
 # ## Experiment
@@ -257,14 +247,22 @@ accuracy = sum(accuracies[-50:]) / 50  # of the last 50 steps
 print(f"{SCOPE}, without positions: {accuracy:.0%} of the answers are correct")
 
 # %% [markdown]
+# <details>
+# <summary>What comes out</summary>
+#
+# All answers are correct, although the letters have no positions. Question 3 asks why.
+#
+# </details>
+
+# %% [markdown]
 # ## Questions
 #
 # <details>
 # <summary>1. Add 1,000 to both scores of the two-word sentence: 1,112 and 1,096. What are the weights now?</summary>
 #
 # The same: 0.88 and 0.12. The softmax depends only on the difference of the scores, which is still 16, or 2 after the
-# division by 8. In practice, the largest score is subtracted from all scores, because $e^{139}$ is too large for a
-# number of 32 bits.
+# division by 8. In practice, the largest score is subtracted from all scores before the softmax: $1112 / 8 = 139$, and
+# $e^{139}$ is too large for a number of 32 bits.
 #
 # </details>
 # <details>
@@ -276,8 +274,7 @@ print(f"{SCOPE}, without positions: {accuracy:.0%} of the answers are correct")
 #
 # </details>
 # <details>
-# <summary>3. In the experiment, causal self-attention answers correctly without positions. How can it know the
-# order?</summary>
+# <summary>3. Run the experiment first. Why is causal attention better than a half?</summary>
 #
 # The mask treats positions differently. If *a* occurs before *b*, then *b* can attend to *a*, but *a* cannot attend to
 # *b*. So the new vectors differ, and with them the average. This is why decoders work to some degree without positions,
@@ -285,4 +282,5 @@ print(f"{SCOPE}, without positions: {accuracy:.0%} of the answers are correct")
 #
 # </details>
 #
-# You have all parts of a Transformer but one layer of ordinary neurons. Lesson 7 puts them together.
+# You have all parts of a Transformer but feed-forward layers, residual connections and layer normalization. Lesson 7
+# adds them, and puts all parts together.
