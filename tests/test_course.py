@@ -21,6 +21,21 @@ SECTIONS = ["The idea", "The equation", "In Python", "Experiment", "Questions"]
 CLAIMS = {
     1: [r"\n 4 letters:  ?(9\d|100)%\n", r"\n12 letters:   \d%\n", r"\n14 letters:   \d%\n"],
     2: [r"with attention( +\S+){5} +(9\d|100)% ", r"fixed context( +\S+){5} +\d% ", r"context \[\[\[14.25\]\]\]"],
+    3: [
+        r"by content  (additive|general|cosine) ( +(9\d|100)%){3} ",
+        r"by content  location ( +[23]\d%){3} ",
+        r"by number   location ( +(9\d|100)%){3} ",
+        r"by number   dot ( +[12]\d%){3} ",
+        r"scaled_dot .*( +(9\d|100)%){3}\n",
+    ],
+    4: [
+        r"sparsemax     \[0\.  0\.  0\.  0\.  0\.7 0\.3 0\.  0\. \]",
+        r"local, D = 1  \[0\.   0\.   0\.   0\.\d+ 0\.\d+ 0\.\d+ 0\.   0\.  \]",
+        r"copy    local, D = 2  ( *(9\d|100)%){12}\n",
+        r"reverse global        ( *(9\d|100)%){12}\n",
+        r"reverse local, D = 2  ( *[0-2]?\d%){5} +\d{2,3}% +\d{2,3}%( *[0-2]?\d%){5}\n",
+        r"difference     16,384·S \+ 16,384·T \+ 256·S·T\n",
+    ],
 }
 """What the lessons print if their claims hold."""
 

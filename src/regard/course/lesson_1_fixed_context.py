@@ -49,7 +49,7 @@
 #
 # The task is to reverse a string: `abc` becomes `cba`. The strings are generated, so there is nothing to download. Every
 # letter matters, and there is exactly one correct output. We train on 20,000 random strings of 2 to 12 letters, about
-# 1,800 of each length. No string is used twice.
+# 2,100 of each length from 4 on. No string is used twice.
 
 # %%
 import random
@@ -124,7 +124,7 @@ plt.show()
 # Two things happen:
 #
 # 1. **From 4 letters on, accuracy falls with the length,** within the training lengths too. The model was trained on
-#    about 1,800 strings of 12 letters, and reverses almost no string of this length correctly. All letters must be
+#    about 2,100 strings of 12 letters, and reverses almost no string of this length correctly. All letters must be
 #    stored in the same 128 numbers, and the more letters there are, the harder it is to *learn* how to store and
 #    recover them.
 # 2. **Beyond the training lengths, accuracy is zero.** The model has never had to store or to write so many letters.
