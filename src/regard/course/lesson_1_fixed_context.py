@@ -47,9 +47,9 @@
 # %% [markdown]
 # ## In Python
 #
-# The task is to reverse a string: `abc` becomes `cba`. The strings are generated, so there is nothing to download. Every
-# letter matters, and there is exactly one correct output. We train on 20,000 random strings of 2 to 12 letters, about
-# 2,100 of each length from 4 on. No string is used twice.
+# The task is to reverse a string: `abc` becomes `cba`. The strings are generated, so there is nothing to download.
+# Every letter matters, and there is exactly one correct output. We train on 20,000 random strings of 2 to 12 letters,
+# about 2,100 of each length from 4 on. No string is used twice.
 
 # %%
 import random

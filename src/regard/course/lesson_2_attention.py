@@ -7,8 +7,8 @@
 # ## The idea
 #
 # In lesson 1, the encoder stored the whole input in one vector, and the model failed on strings of 12 letters. Bahdanau
-# et al. (2015) keep *all* states of the encoder. At each step, the decoder computes a new context from them: a **weighted
-# average**. The weights say how much each input position matters for the next output token.
+# et al. (2015) keep *all* states of the encoder. At each step, the decoder computes a new context from them: a
+# **weighted average**. The weights say how much each input position matters for the next output token.
 #
 # Think of a dictionary in Python: you look up a *query*, it is compared with the *keys*, and you get the *value* of the
 # key that matches. Attention is a soft form of it: every key matches to some degree, and you get a mixture of the
@@ -77,8 +77,8 @@ print("weights", weights.numpy().round(3), "context", context.numpy().round(2))
 # %% [markdown]
 # ## In Python
 #
-# The task is that of lesson 1: reverse a string of 2 to 12 letters. We train two models: one with a fixed context, as in
-# lesson 1, and one with attention. Their encoders and decoders have states of the same sizes.
+# The task is that of lesson 1: reverse a string of 2 to 12 letters. We train two models: one with a fixed context, as
+# in lesson 1, and one with attention. Their encoders and decoders have states of the same sizes.
 
 # %%
 LETTERS = "abcdefghij"
@@ -186,8 +186,8 @@ for name, shares in accuracies.items():
 # %% [markdown]
 # ## Experiment
 #
-# **Change `TEXT`, and run the cell again. What do you expect for the 20 letters `abcdefghijabcdefghij`, or for one letter
-# that is repeated, `aaaaaaaa`?** The figure shows where the model loses its place.
+# **Change `TEXT`, and run the cell again. What do you expect for the 20 letters `abcdefghijabcdefghij`, or for one
+# letter that is repeated, `aaaaaaaa`?** The figure shows where the model loses its place.
 #
 # <details>
 # <summary>What comes out</summary>

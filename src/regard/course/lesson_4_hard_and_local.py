@@ -30,9 +30,9 @@
 # | hard | $a_j = 1$ for one position $j$, drawn with the probabilities of soft attention | Xu et al. 2015 |
 # | local | $a_j = \exp(e_j) \, / \sum_l \exp(e_l)$, with $l$ from $p - D$ to $p + D$, and 0 elsewhere | Luong et al. 2015 |
 #
-# The weights of sparsemax are at least 0 and sum to 1. "Closest" means: of all such weights, those with the least sum of
-# squares $(a_1 - e_1)^2 + \dots + (a_S - e_S)^2$. $D$ is the size of the window to each side. Its center $p$ is either
-# the number $t$ of the step (`local_m`, for *monotonic*: the input is read at the speed of the output), or it is
+# The weights of sparsemax are at least 0 and sum to 1. "Closest" means: of all such weights, those with the least sum
+# of squares $(a_1 - e_1)^2 + \dots + (a_S - e_S)^2$. $D$ is the size of the window to each side. Its center $p$ is
+# either the number $t$ of the step (`local_m`, for *monotonic*: the input is read at the speed of the output), or it is
 # predicted from the query (`local_p`).
 #
 # A drawn position has no gradient: a small change of the scores does not change it. Hard attention therefore needs
@@ -81,8 +81,9 @@ for name, row in weights.items():
     print(f"{name:13}", row.detach().numpy().round(2), f"sum {row.sum():.2f}")
 
 # %% [markdown]
-# The window stands at step 5, so it shows positions 4 to 6. The weights always sum to 1. What is left out goes to the positions that remain. When it predicts, as here, hard
-# attention reads the most probable position instead of drawing one.
+# The window stands at step 5, so it shows positions 4 to 6. The weights always sum to 1. What is left out goes to the
+# positions that remain. When it predicts, as here, hard attention reads the most probable position instead of drawing
+# one.
 
 # %% [markdown]
 # ### What a window cannot see
@@ -140,23 +141,24 @@ for task in ("copy", "reverse"):
 
 # %% [markdown]
 # A window that moves with the output is enough to copy. To reverse, the first output letter needs the last input
-# letter, which is outside of the window. Only the two letters in the middle are mostly correct: the letters that they need are inside. A window is
-# a good choice if input and output have the same order, as in speech or pronunciation, and a bad one if they do not.
+# letter, which is outside of the window. Only the two letters in the middle are mostly correct: the letters that they
+# need are inside. A window is a good choice if input and output have the same order, as in speech or pronunciation, and
+# a bad one if they do not.
 
 # %% [markdown]
 # ### The price
 #
-# `regard.explain` counts the multiplications of a model (each with an addition) as a formula, with $S$ for the length of
-# the input and $T$ for that of the output. We compare a model with a fixed context and one with attention. Their
+# `regard.explain` counts the multiplications of a model (each with an addition), as a formula, with $S$ for the length
+# of the input and $T$ for that of the output. We compare a model with a fixed context and one with attention. Their
 # encoders and decoders have the same sizes, and both read a context at every step: for the first, it is always the
 # same. The letter k means thousand.
 
 # %%
 fixed = regard.explain("sequences", {"model": "fixed", "model.encoder.hidden": 64}).cost
-attention = regard.explain("sequences", {"model.encoder.hidden": 64}).cost
+attending = regard.explain("sequences", {"model.encoder.hidden": 64}).cost
 print("fixed context ", fixed.forward)
-print("with attention", attention.forward)
-print("difference    ", attention.forward - fixed.forward)
+print("with attention", attending.forward)
+print("difference    ", attending.forward - fixed.forward)
 
 # %% [markdown]
 # Keys and queries have 128 numbers. Attention multiplies each key and each query by a matrix, $U$ and $W$ of lesson 2:
@@ -166,11 +168,11 @@ print("difference    ", attention.forward - fixed.forward)
 # With a window, the last term becomes 256 · (2D + 1) · $T$, if the scores outside of the window are not computed.
 # (regard computes them and does not use them.) Here are the counts for $S = T = n$:
 
-# %% alt="Multiplications by length: two almost equal straight lines for a fixed context and a window; a rising curve above them for global attention."
+# %% alt="Work by length: a curve for global attention, above two lines for a window and a fixed context."
 lengths = range(0, 4097, 64)
 counts = {
-    "global attention": [attention.forward(n, n) for n in lengths],
-    "window, D = 8": [attention.forward(n, n) - 256 * n * (n - 17) for n in lengths],
+    "global attention": [attending.forward(n, n) for n in lengths],
+    "window, D = 8": [attending.forward(n, n) - 256 * n * (n - 17) for n in lengths],
     "fixed context": [fixed.forward(n, n) for n in lengths],
 }
 figure, axes = plt.subplots(figsize=(7, 3.6))
