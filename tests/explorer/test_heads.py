@@ -117,10 +117,34 @@ def test_the_page_ranks_heads_and_names_the_dead_one(page: Any, dead_url: str, t
     wait_for_url(page, "head=1")
     assert rows.last.get_attribute("aria-current") == "true"
     assert page.locator("aside h3").first.inner_text() == "Layer 2, head 2"
-    assert "No effect on the output" in page.locator("aside").inner_text()
+    assert "No effect on this example." in page.locator("aside").inner_text()
     page.get_by_role("button", name="Ablate head 2").click()
     page.wait_for_selector("#changes")
     assert "The edits do not change the output." in page.locator("#changes").inner_text()
+    page.get_by_text("All 11 heads have an effect on this example with the edits above.").wait_for()
+    assert "ablated" in rows.last.inner_text()
+    assert DEAD_NAME in rows.last.inner_text()
+
+
+@pytest.mark.slow
+def test_the_head_of_a_selected_row_is_visible(page: Any, dead_url: str) -> None:
+    open_page(page, dead_url, f"text={SOURCE}&model=1&tab=attention&view=grid&ablations=1")
+    rows = page.locator("heads-panel tbody tr")
+    rows.nth(11).wait_for()
+    assert "Below are 4 of the 12 heads." in page.locator("#idle").inner_text()
+    page.set_viewport_size({"width": 1280, "height": 400})
+    button = rows.last.get_by_role("button")
+    button.scroll_into_view_if_needed()
+    grid = page.locator("attention-view canvas-figure")
+
+    def find_end() -> float:
+        box = grid.bounding_box()
+        return float(box["y"] + box["height"])
+
+    assert find_end() < 0
+    button.click()
+    page.wait_for_timeout(200)
+    assert find_end() > 0
 
 
 @pytest.mark.slow

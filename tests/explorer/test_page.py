@@ -85,7 +85,7 @@ def test_edits_of_the_source_are_decoded_again(page: Any, url: str) -> None:
         page.locator("#undo").click()
         page.wait_for_selector("#changes", state="detached")
     assert "The attention changes most at output step" in apply(page, "#mask-source")
-    assert "other keys than before" in apply(page, "#delete-source")
+    assert "The source has another length" in apply(page, "#delete-source")
     page.locator("#replacement").fill("juin")
     apply(page, "#replace-source")
 

@@ -1,6 +1,7 @@
 """The tabs Steps, Compare, Attention (attribution), Model and Image: what they show and what can be selected."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,28 @@ def test_a_row_of_an_attribution_is_as_strong_as_its_total_effect(page: Any, url
     }""")
     largest = max(drawn["effects"])
     assert drawn["sums"] == pytest.approx([(effect / largest) ** 0.5 for effect in drawn["effects"]], abs=1e-6)
-    assert "nats" in page.locator("#attribution #effect").inner_text()
+    score, total = (
+        float(page.locator(f"#attribution #{name}").inner_text().split(" nats")[0].replace("−", "-"))
+        for name in ("score", "effect")
+    )
+    sentence = page.locator("#attribution p").first.inner_text()
+    [share] = re.findall(r"([\d.]+) % of the total", sentence)
+    assert abs(score) == pytest.approx(total * float(share) / 100, rel=0.1)
+
+
+def test_the_pointer_does_not_change_the_selection_of_a_comparison(page: Any, url: str) -> None:
+    open_page(page, url, f"text={SOURCE}&tab=compare&row=1&column=1")
+    page.wait_for_selector("#average")
+    labels = page.locator(".pane p")
+    before = labels.all_inner_texts()
+    canvas = page.locator("compare-view canvas").nth(1)
+    corner = {"x": canvas.bounding_box()["width"] - 20, "y": canvas.bounding_box()["height"] - 20}
+    canvas.hover(position=corner)
+    page.wait_for_timeout(200)
+    assert labels.all_inner_texts() == before
+    canvas.click(position=corner)
+    page.wait_for_timeout(200)
+    assert labels.all_inner_texts() != before
 
 
 @pytest.mark.parametrize("model", [0, 1])

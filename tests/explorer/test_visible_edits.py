@@ -34,6 +34,26 @@ def test_masked_words_are_struck_through(page: Any, url: str) -> None:
     assert masked.first.get_attribute("aria-label").endswith("hidden")
 
 
+def test_the_page_does_not_scroll_after_run_and_shows_what_an_edit_changed(page: Any, url: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 500})
+    open_page(page, url)
+    page.get_by_role("textbox", name="Source").fill("4 mai 2009")
+    page.keyboard.press("Enter")
+    wait_for_url(page, "text=4")
+    page.wait_for_selector("main[aria-busy=false]")
+    page.wait_for_timeout(200)
+    assert page.evaluate("scrollY") == 0
+    page.mouse.wheel(0, 5_000)
+    page.wait_for_function("() => scrollY > 200")
+    page.locator("#mask-source").click()
+    page.wait_for_selector("#changes")
+    page.wait_for_timeout(200)
+    top = page.locator(".edit").bounding_box()["y"]
+    bottom = page.locator("#changes").bounding_box()
+    assert 0 <= top < bottom["y"] + bottom["height"] <= 500
+    assert "reads the hidden “" in page.locator("#reading").inner_text()
+
+
 def test_forced_tokens_are_marked(page: Any, url: str) -> None:
     open_edited(page, url, {"kind": "force_token", "step": 1, "token": "7"})
     marked = page.locator("button.forced")

@@ -139,3 +139,7 @@ export const splitMatrices = cached(({ shape, data }: NDArray): Matrix[] => {
     (_, index) => new Matrix(rows, columns, data.subarray(index * rows * columns, (index + 1) * rows * columns)),
   );
 });
+
+export function removeAt<T>(values: readonly T[], index: number): T[] {
+  return values.filter((_, position) => position !== index);
+}

@@ -295,32 +295,35 @@ export class EmbeddedClient implements Client {
 
   async trace(request: TraceRequest): Promise<TraceDocument> {
     const document = this.find(request);
-    if (!document) throw new Error("This file does not contain this source. Run regard explore to compute new predictions.");
+    if (!document) throw reportMissing("this source");
     return document;
   }
 
   async card(model: string): Promise<ModelCard> {
     const card = this.saved.cards?.[model];
-    if (!card) throw new Error("This file does not contain the settings of the model.");
+    if (!card) throw reportMissing("the settings of the model");
     return card;
   }
 
   async *streamResult(): AsyncIterable<never> {
-    throw new Error("This file does not contain this result. Run regard explore to compute it.");
+    throw reportMissing("this result");
   }
 
   async *streamCorpus(): AsyncIterable<never> {
-    throw new Error("This file does not contain these predictions. Run regard explore to compute them.");
+    throw reportMissing("these predictions");
   }
 
   async evaluateCorpus(): Promise<never> {
-    throw new Error("This file does not contain the metrics of these pairs. Run regard explore to compute them.");
+    throw reportMissing("the metrics of these pairs");
   }
 
   async readEmptyPage(): Promise<string> {
     throw new Error("An exported page cannot be exported again with other data. Save a copy of it.");
   }
 }
+
+/** The error of an exported page without a result. */
+const reportMissing = (what: string): Error => new Error(`This file does not contain ${what}. Run regard explore to compute more.`);
 
 /** What identifies a corpus: a model and a search. */
 export const nameCorpus = ({ model, search }: CorpusRequest): string => JSON.stringify([model, search?.beam]);

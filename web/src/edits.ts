@@ -1,4 +1,5 @@
 /** Edits in words: what the reader changed before the model decoded again. */
+import { removeAt } from "./arrays.js";
 import { align } from "./difference.js";
 import { findAxes, labelToken, readHeads, ROLE_NAMES, type AttentionEntry, type Edit, type TraceDocument } from "./trace.js";
 import { listSourceWords, type Span } from "./words.js";
@@ -19,7 +20,7 @@ class SourceWords {
 
   constructor(
     text: string,
-    private readonly tokens: readonly string[],
+    private tokens: readonly string[],
   ) {
     this.words = listSourceWords(text).map((word) => word.text);
   }
@@ -32,8 +33,9 @@ class SourceWords {
   }
 
   apply(edit: Edit): void {
-    if (isToken(edit)) return;
     const position = Number(edit["position"]);
+    if (movesSource(edit)) this.tokens = isToken(edit) && edit.kind === "delete_source" ? removeAt(this.tokens, position) : [];
+    if (isToken(edit)) return;
     if (edit.kind === "replace_source") this.words.splice(position, 1, ...listSourceWords(String(edit["text"])).map((word) => word.text));
     if (edit.kind === "delete_source") this.words.splice(position, 1);
   }
@@ -79,10 +81,9 @@ function describe(edit: Edit, source: SourceWords, trace: TraceDocument | null):
   return descriptions[edit.kind]?.() ?? edit.kind;
 }
 
-/** Return a description of each edit. */
-export function describeEdits(edits: readonly Edit[], text: string, trace: TraceDocument | null): string[] {
-  // The trace has the tokens of the edited source.
-  const source = new SourceWords(text, trace && !edits.some(movesSource) ? trace.source.tokens : []);
+/** Return a description of each edit of a text, whose tokens may be unknown. */
+export function describeEdits(edits: readonly Edit[], text: string, trace: TraceDocument | null, tokens: readonly string[] = []): string[] {
+  const source = new SourceWords(text, tokens);
   return edits.map((edit) => {
     const description = describe(edit, source, trace);
     source.apply(edit);
@@ -94,7 +95,7 @@ const isEqual = (left: unknown, right: unknown): boolean => JSON.stringify(left)
 const targetOf = (edit: Edit): unknown[] => [edit["attention"], edit["head"] ?? null, edit["step"] ?? null];
 const setsRow = (edit: Edit): boolean => edit.kind === "set_row" || edit.kind === "uniform_row";
 const isToken = (edit: Edit): boolean => edit["unit"] === "token";
-const movesSource = (edit: Edit): boolean => edit.kind === "replace_source" || edit.kind === "delete_source";
+export const movesSource = (edit: Edit): boolean => edit.kind === "replace_source" || edit.kind === "delete_source";
 
 /** Add an edit to others. One that has no effect beside them is not added, and one that replaces others is the only one. */
 export function mergeEdit(edits: readonly Edit[], edit: Edit): Edit[] {
@@ -111,8 +112,8 @@ export function mergeEdit(edits: readonly Edit[], edit: Edit): Edit[] {
 }
 
 /** Whether the output of a head is set to zero. */
-export const isHeadOff = (trace: TraceDocument, attention: string, head: number): boolean =>
-  trace.edits.some((edit) => edit.kind === "ablate_head" && edit["attention"] === attention && edit["head"] === head);
+export const isAblated = (edits: readonly Edit[], attention: string, head: number): boolean =>
+  edits.some((edit) => edit.kind === "ablate_head" && edit["attention"] === attention && edit["head"] === head);
 
 /** What edits changed in a map: its rows and columns are tokens or words. */
 export interface Marks {
@@ -135,7 +136,7 @@ export function findMarks(trace: TraceDocument, entries: readonly AttentionEntry
   const isShown = (edit: Edit): boolean => names.has(String(edit["attention"])) && (head === null || typeof edit["head"] !== "number" || edit["head"] === head);
   const shown = trace.edits.filter(isShown);
   const findRows = ({ step }: Edit): number[] => (typeof step === "number" ? findSpans(rowSpans, [step]) : [...rowSpans.keys()]);
-  const heads = entries.flatMap((entry) => (head === null ? [...readHeads(entry).keys()] : [head]).map((each) => isHeadOff(trace, entry.name, each)));
+  const heads = entries.flatMap((entry) => (head === null ? [...readHeads(entry).keys()] : [head]).map((each) => isAblated(trace.edits, entry.name, each)));
   const [masked, forced] = [[...findMasked(trace)], [...findForced(trace)]];
   const role = entries[0]?.role;
   return {

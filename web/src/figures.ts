@@ -415,7 +415,7 @@ export class GridFigure implements Figure {
   private drawEffect(surface: Surface, palette: Palette, layer: number, head: number): void {
     const { effects } = this.options;
     const effect = effects.find((each) => each.layer === layer && each.head === head);
-    if (!effect) return;
+    if (!effect || effect.isOff) return;
     const { x, y } = this.place(layer, head);
     const top = y + this.tileHeight + 6;
     const largest = Math.max(...effects.map(({ change }) => Math.abs(change))) || 1;

@@ -1,6 +1,7 @@
 /** The effect of each head: what changes in predictions if its output is set to zero. */
 import { at } from "./arrays.js";
-import { ROLE_NAMES, type Role } from "./trace.js";
+import { isAblated } from "./edits.js";
+import { ROLE_NAMES, type Edit, type Role } from "./trace.js";
 
 export interface HeadEffect {
   attention: string;
@@ -25,24 +26,31 @@ export interface HeadSummary extends HeadEffect {
   name: string;
   /** How many outputs are other texts without the head. */
   changed: number;
-  /** Whether no output changes, nor its probability by 1 %. */
+  /** Whether on no example the output changes, nor its probability by 1 %. */
   isIdle: boolean;
+  /** Whether an edit has ablated the head already. */
+  isOff: boolean;
+  /** On which predictions. */
+  where: string;
 }
 
 const NEGLIGIBLE = 0.01;
 
-/** Summarize the effects on one or several predictions of a model, the head with the largest effect first. */
-export function summarizeEffects(results: readonly HeadEffects[]): HeadSummary[] {
+/** Summarize the effects on one or several predictions of a model: the largest first, then heads without effect, then those that are off. */
+export function summarizeEffects(results: readonly HeadEffects[], edits: readonly Edit[] = []): HeadSummary[] {
+  const where = (results.length > 1 ? `these ${results.length} examples` : "this example") + (edits.length ? " with the edits above" : "");
   const find = (result: HeadEffects, { attention, head }: HeadEffect): HeadEffect => result.heads.find((each) => each.attention === attention && each.head === head)!;
   const { heads } = at(results, 0);
   const hasSeveral = (key: "layer" | "head", effect: HeadEffect): boolean => heads.some((each) => each.role === effect.role && each[key] !== effect[key]);
   const summaries = heads.map((effect): HeadSummary => {
     const all = results.map((result) => find(result, effect));
     const changed = all.filter(({ text }, index) => text !== at(results, index).text).length;
-    const isIdle = !changed && all.every(({ change }) => Math.abs(change) < NEGLIGIBLE);
+    const isOff = isAblated(edits, effect.attention, effect.head);
+    const isIdle = !isOff && !changed && all.every(({ change }) => Math.abs(change) < NEGLIGIBLE);
     const change = all.reduce((sum, each) => sum + each.change, 0) / all.length;
     const numbers = (["layer", "head"] as const).filter((key) => hasSeveral(key, effect)).map((key) => `, ${key} ${effect[key] + 1}`);
-    return { ...effect, change, changed, isIdle, name: ROLE_NAMES[effect.role] + numbers.join("") };
+    return { ...effect, change, changed, isIdle, isOff, where, name: ROLE_NAMES[effect.role] + numbers.join("") };
   });
-  return summaries.sort((left, right) => Number(left.isIdle) - Number(right.isIdle) || Math.abs(right.change) - Math.abs(left.change));
+  const rank = ({ isIdle, isOff }: HeadSummary): number => (isOff ? 2 : Number(isIdle));
+  return summaries.sort((left, right) => rank(left) - rank(right) || Math.abs(right.change) - Math.abs(left.change));
 }

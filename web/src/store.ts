@@ -1,8 +1,8 @@
 /** The store: the state, the documents that belong to it, and the changes of both. Views subscribe to it. */
-import { at } from "./arrays.js";
+import { at, removeAt } from "./arrays.js";
 import type { Method } from "./attribution.js";
 import { nameCorpus, type Client, type Corpus, type ModelSummary, type Result } from "./client.js";
-import { mergeEdit } from "./edits.js";
+import { mergeEdit, movesSource } from "./edits.js";
 import { summarizeEffects, type HeadEffects, type HeadSummary } from "./heads.js";
 import { MAX_TEXT, type AttributionRequest, type CorpusRequest, type HeadsRequest, type NeighborsRequest, type TraceRequest } from "./requests.js";
 import { findInformativeStep, findSpan, selectMap, type Layer, type MapChoice, type SelectedMap } from "./selection.js";
@@ -299,7 +299,7 @@ export class Store extends EventTarget {
   get effects(): HeadSummary[] | null {
     const results = this.describeHeads().map((request) => this.results.get(JSON.stringify(request)) as HeadEffects | undefined);
     const computed = results.filter((each) => each !== undefined);
-    return computed.length ? summarizeEffects(computed) : null;
+    return computed.length ? summarizeEffects(computed, this.state.edits) : null;
   }
 
   /** The request of the training pairs that are near to the source, and to the state of the decoder at the present step. */
@@ -348,6 +348,13 @@ export class Store extends EventTarget {
   /** The documents that were computed last, with their requests. */
   get computed(): { request: TraceRequest; document: TraceDocument }[] {
     return this.documents.listComplete();
+  }
+
+  /** The tokens of the source before the edits, as far as they are known. */
+  get sourceTokens(): readonly string[] {
+    const original = JSON.stringify(this.describeRequest({ edits: [] }));
+    const found = this.computed.find(({ request }) => JSON.stringify(request) === original)?.document;
+    return (found ?? (this.state.edits.some(movesSource) ? null : this.trace))?.source.tokens ?? [];
   }
 
   private remember(): void {
@@ -497,10 +504,6 @@ const OTHER_MODEL = { layer: null, head: "mean" } as const;
 /** The message of an error. The server counts edits from 0, as Python does. */
 const readMessage = (reason: unknown): string =>
   (reason as Error).message.replace(/^edits\[(\d+)\]/, (_, index: string) => `Edit ${Number(index) + 1}`);
-
-export function removeAt<T>(values: readonly T[], index: number): T[] {
-  return values.filter((_, position) => position !== index);
-}
 
 /** The source of a first visit: an example of the test set, or of the dev set. */
 function findFirstSource(model: ModelSummary | undefined): Pick<State, "text" | "example"> {

@@ -13,6 +13,14 @@ test("an edit names the word at its position, after the edits before it", () => 
   assert.deepEqual(describeEdits(edits, "3 mai 2009", null), ["“3” deleted", "“mai” → “juin 1”", "“1” hidden", "source token 3 hidden"]);
 });
 
+test("an edit names the token at its position, after the edits before it", () => {
+  const remove = { kind: "delete_source", position: 1, unit: "token" };
+  const hide = { kind: "mask_source", position: 1, unit: "token" };
+  assert.deepEqual(describeEdits([remove, hide], "abc", null, ["a", "b", "c"]), ["“b” (source token 2) deleted", "“c” (source token 2) hidden"]);
+  const replace = { kind: "replace_source", position: 0, unit: "word", text: "xyz" };
+  assert.deepEqual(describeEdits([replace, hide], "abc", null, ["a", "b", "c"]), ["“abc” → “xyz”", "source token 2 hidden"]);
+});
+
 test("an edit of attention names its step and its heads", () => {
   const target = { attention: "decoder.attention", step: 1 };
   const edits = [

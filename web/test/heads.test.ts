@@ -15,3 +15,10 @@ test("a head that changes any of several outputs is not idle, and its change is 
   const summaries = summarizeEffects([result(effect(0, 0), effect(1, 0)), result(effect(1, 0), effect(0, -2, "b"))]);
   assert.deepEqual(summaries.map(({ head, change, changed, isIdle }) => [head, change, changed, isIdle]), [[0, -1, 1, false], [1, 0, 0, true]]);
 });
+
+test("a head that an edit has ablated is last, and is not idle", () => {
+  const off = { kind: "ablate_head", attention: "cross.0", head: 0 };
+  const summaries = summarizeEffects([result(effect(0, 0), effect(1, 0), effect(2, -1))], [off]);
+  assert.deepEqual(summaries.map(({ head, isIdle, isOff }) => [head, isIdle, isOff]), [[2, false, false], [1, true, false], [0, false, true]]);
+  assert.equal(summaries[0]!.where, "this example with the edits above");
+});

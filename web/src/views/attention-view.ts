@@ -4,7 +4,7 @@ import { customElement } from "lit/decorators.js";
 import { addScaled, at, atMost, Matrix } from "../arrays.js";
 import { METHOD_NAMES, METHODS, type Method } from "../attribution.js";
 import { createScale } from "../color-scale.js";
-import { isHeadOff } from "../edits.js";
+import { isAblated } from "../edits.js";
 import { FigureRow, framePaper, GridFigure, LinesFigure, MatrixFigure, type Cell, type Figure, type Frame } from "../figures.js";
 import type { HeadSummary } from "../heads.js";
 import { colorOf, currentPalette, isDark } from "../palette.js";
@@ -112,7 +112,7 @@ export class AttentionView extends View {
   private isOff(layer: number, head: number): boolean {
     const trace = this.store.trace!;
     const { role, hypothesis } = this.store.state;
-    return isHeadOff(trace, atMost(findLayers(trace, role, hypothesis), layer).name, head);
+    return isAblated(trace.edits, atMost(findLayers(trace, role, hypothesis), layer).name, head);
   }
 
   private get frame(): Frame {
@@ -161,7 +161,7 @@ export class AttentionView extends View {
             ${view === "grid" ? this.renderTileHelp() : this.renderDetails(map)}
             ${this.store.client.isLive ? this.renderEdits(map) : ""}
             <section class="panel stack small muted">
-              <p>Attention weights show what the model reads at a step. They are not by themselves an explanation of its output: compare them with an attribution, and with the effect of an edit.</p>
+              <p>Attention weights do not by themselves explain an output: compare them with an attribution, and with the effect of an edit.</p>
               ${rows.length ? html`<button type="button" @click=${() => this.store.show({ rows: [] })}>Clear the selection</button>` : ""}
             </section>
           </aside>
@@ -247,12 +247,12 @@ export class AttentionView extends View {
 
   private renderTileHelp(): TemplateResult {
     const { row: layer, column: head } = this.tile;
-    if (!this.isTileChosen) return html`<p class="panel muted small">Select a head of the grid to see its entropy, and to change its weights.</p>`;
+    if (!this.isTileChosen) return html`<p class="panel muted small">Select a head to change its weights.</p>`;
     const effect = this.effects.find((each) => each.layer === layer && each.head === head);
     const weights = atMost(atMost(this.heads, layer), head);
     return html`<section class="panel stack">
       <h3>Layer ${layer + 1}, head ${head + 1}${this.isOff(layer, head) ? ", off" : ""}</h3>
-      ${effect ? html`<p class="number">${effect.isIdle ? "No effect on the output" : `Without it, the log-probability of the output changes by ${formatNumber(effect.change)}`}.</p>` : ""}
+      ${effect && !effect.isOff ? html`<p class="number">${effect.isIdle ? "No effect" : `Without it, the log-probability of the output changes by ${formatNumber(effect.change)}`} on ${effect.where}.</p>` : ""}
       <p class="number">Average entropy of a row: ${averageEntropy(weights).toFixed(2)} nats of at most ${Math.log(weights.columns).toFixed(2)}.</p>
       <button type="button" class="primary" @click=${() => this.store.show({ layer, head, view: "matrix" })}>Open this head</button>
     </section>`;
@@ -299,7 +299,7 @@ export class AttentionView extends View {
       <div class="row" role="group" aria-label="Mask a key"><span>Mask ${key}</span>
         ${button("mask-key", "here", { kind: "mask_keys", ...target, step, keys })}
         ${button("mask-key-everywhere", "at all steps", { kind: "mask_keys", ...target, step: null, keys })}
-        <span class="muted small">Its weight is 0, and the other weights grow. The source stays the same; the tab Translate can hide a word of it.</span></div>
+        <span class="muted small">Its weight is 0, and the other weights grow. The source stays the same.</span></div>
       <div class="row" role="group" aria-label="Uniform weights"><span>Uniform weights</span>
         ${button("uniform-row", "here", { kind: "uniform_row", ...target, step })}
         ${button("uniform-everywhere", "at all steps", { kind: "uniform_row", ...target, step: null })}</div>

@@ -7,7 +7,7 @@ import { changesModel } from "../edits.js";
 import { MatrixFigure, type Cell, type Frame } from "../figures.js";
 import { findSpan, labelCell, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { formatNumber } from "../trace.js";
+import { formatNumber, formatPercent } from "../trace.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
@@ -77,11 +77,13 @@ export class AttributionPanel extends View {
   private renderScores(map: Scores): TemplateResult {
     const focus = this.focusIn(map);
     const [rowLabel, columnLabel] = labelCell(map, focus.row, focus.column);
+    const [share, total] = [map.weights.at(focus.row, focus.column), at(map.effects, focus.row)];
+    const unit = METHOD_UNITS[this.method] ?? "";
     return html`
       <canvas-figure .figure=${this.createFigure(this.frame(map))} .focused=${focus} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${map.title} description="Arrow keys move in both matrices"
         @cell-focus=${(event: CellEvent) => this.focusCell(map, event)} @cell-select=${(event: CellEvent) => this.focusCell(map, event)}></canvas-figure>
-      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${formatNumber(map.weights.at(focus.row, focus.column))} of the total effect of this row, <span id="effect">${formatSmall(at(map.effects, focus.row))}${METHOD_UNITS[this.method] ?? ""}</span>.
+      <p class="small number"><bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: <span id="score">${formatSmall(share * total)}${unit}</span>, ${formatPercent(Math.abs(share))} of the total effect of this row, <span id="effect">${formatSmall(total)}${unit}</span>.
         <span class="muted">${METHOD_MEANINGS[this.method]} Blue is positive, orange is negative. Rows with a smaller total effect are fainter.</span></p>
       ${this.renderAgreement()}
       ${this.store.state.edits.some(changesModel)
@@ -109,7 +111,7 @@ export class AttributionPanel extends View {
   }
 }
 
-const formatSmall = (value: number): string => (value === 0 || value >= 0.001 ? formatNumber(value) : value.toExponential(1).replace("-", "−"));
+const formatSmall = (value: number): string => (value === 0 || Math.abs(value) >= 0.001 ? formatNumber(value) : value.toExponential(1).replaceAll("-", "−"));
 
 /** All steps may have equal scores or equal weights: then there is no agreement. */
 const formatAgreement = (value: number | null): string => (value === null ? "–" : formatNumber(value, 2));

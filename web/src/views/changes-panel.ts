@@ -1,5 +1,5 @@
 /** What the edits changed: the text, its score and the attention weights. */
-import { css, html, type TemplateResult } from "lit";
+import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { compareLists } from "../edits.js";
 import { shared } from "../styles.js";
@@ -35,11 +35,23 @@ export class ChangesPanel extends StoreElement {
   static override styles = [
     shared,
     css`
+      /* The edits above it are seen with it. */
+      :host { scroll-margin: 140px 0 var(--space-3); }
       .panel { padding: var(--space-2) var(--space-3); margin-bottom: var(--space-3); border-inline-start: 4px solid var(--edit); }
       del, ins { text-decoration: none; border-radius: 3px; background: color-mix(in srgb, var(--edit) 22%, transparent); }
       p { max-width: none; flex: 1; min-width: 20em; }
     `,
   ];
+
+  private shown: TraceDocument | null = null;
+
+  /** Show what an edit has changed, wherever its control is. */
+  protected override updated(_changed: PropertyValues): void {
+    const { trace } = this.store;
+    if (trace === this.shown) return;
+    this.shown = trace;
+    this.scrollIntoView({ block: "nearest" });
+  }
 
   protected override render(): TemplateResult {
     const { trace } = this.store;
@@ -61,7 +73,7 @@ export class ChangesPanel extends StoreElement {
 
   private describeWeights(trace: TraceDocument): string {
     const variation = trace.changes!.variation ?? {};
-    if (!Object.keys(variation).length) return "The attention has other keys than before.";
+    if (!Object.keys(variation).length) return "The source has another length, so its weights cannot be compared.";
     const largest = findLargest(variation);
     if (!largest) return "No attention weight changes.";
     const mechanism = trace.mechanisms[largest.attention];

@@ -110,16 +110,22 @@ export class CompareView extends View {
     return { traces: [this.other, this.trace] };
   }
 
+  private nameSides(): [before: string, after: string] {
+    const { choice, choices, store: { model, state: { edits } } } = this;
+    const name = choices.find(([id]) => id === choice)![1];
+    return [choice === ORIGINAL ? "Without edits" : name, edits.length ? "With edits" : (model?.name ?? "")];
+  }
+
   /** The matrices: before, after, and their difference. The focus is on the same token in each. */
   private listPanes({ before, after, pairs, difference }: Maps): Pane[] {
-    const { trace, store: { model, row, state: { colors, edits } } } = this;
+    const { trace, store: { row, state: { colors } } } = this;
     if (!trace || !this.choices.length) return [];
     const focused = after && this.lone === null ? findSpan(after.rowSpans, row) : null;
     const index = pairs.findIndex(([, right]) => right === focused);
-    const name = this.choices.find(([id]) => id === this.choice)![1];
+    const [left, right] = this.nameSides();
     const panes = [
-      { name: this.choice === ORIGINAL ? "Without edits" : name, map: before, colors, row: this.lone ?? pairs[index]?.[0] ?? null, isOther: true },
-      { name: edits.length ? "With edits" : (model?.name ?? ""), map: after, colors, row: focused, isOther: false },
+      { name: left, map: before, colors, row: this.lone ?? pairs[index]?.[0] ?? null, isOther: true },
+      { name: right, map: after, colors, row: focused, isOther: false },
       { name: "Difference", map: difference, colors: "signed" as const, row: index < 0 ? null : index, isOther: false },
     ];
     return panes.filter((pane): pane is Pane => Boolean(pane.map?.weights.rows));
@@ -173,12 +179,13 @@ export class CompareView extends View {
   private renderPane(pane: Pane): TemplateResult {
     const { name, map, colors } = pane;
     const focus = this.findFocus(pane);
+    const [left, right] = this.nameSides();
     const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
     const figure = new MatrixFigure({ weights: map.weights, axes: map.axes, marks: map.marks, colors, width, height: 420, fontSize: null, focus, selected: [] });
     return html`<section class="panel stack pane" aria-label=${name}>
-      <div><h2>${name}</h2><p class="muted small number">${focus ? describeCell(map, focus, colors) : "The output has no such token."}</p></div>
+      <div><h2>${name}</h2><p class="muted small number">${focus ? describeCell(map, focus, colors) : "The output has no such token."}${colors === "signed" ? ` (${right} − ${left}). Blue is more, orange is less.` : ""}</p></div>
       <canvas-figure .figure=${figure} .focused=${focus ?? { row: 0, column: 0 }} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
-        label=${name} description="Arrow keys move in all matrices"
+        label=${name} description="Arrow keys move in all matrices" .hovers=${false}
         @cell-focus=${(event: CellEvent) => this.focusCell(pane, event)} @cell-select=${(event: CellEvent) => this.focusCell(pane, event)}></canvas-figure>
     </section>`;
   }
@@ -198,7 +205,7 @@ export class CompareView extends View {
 function describeCell(map: SelectedMap, { row, column }: Cell, colors: Colors): TemplateResult {
   const [rowLabel, columnLabel] = labelCell(map, row, column);
   const value = map.weights.at(row, column);
-  return html`<bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${colors === "signed" ? html`${formatNumber(value)}. Blue is more, orange is less.` : formatPercent(value)}`;
+  return html`<bdi>${rowLabel}</bdi>, <bdi>${columnLabel}</bdi>: ${colors === "signed" ? formatNumber(value) : formatPercent(value)}`;
 }
 
 /** A text whose tokens are marked if the other text does not have them. */

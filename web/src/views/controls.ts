@@ -1,7 +1,7 @@
 /** Controls that several views share. */
 import { html, type TemplateResult } from "lit";
 import { atMost } from "../arrays.js";
-import { isHeadOff } from "../edits.js";
+import { isAblated } from "../edits.js";
 import type { State } from "../state.js";
 import type { Store } from "../store.js";
 import { hasRollout, type Head, type Layer, type MapChoice } from "../selection.js";
@@ -40,7 +40,7 @@ export function renderLayerAndHead(store: Store, { role, hypothesis, layer, head
   const layers = findLayers(trace, role, hypothesis);
   const heads = layers[0] ? readHeads(layers[0]).length : 0;
   const shown = typeof layer === "number" ? [atMost(layers, layer)] : layers;
-  const isOff = (index: number): boolean => shown.every((entry) => isHeadOff(trace, entry.name, index));
+  const isOff = (index: number): boolean => shown.every((entry) => isAblated(trace.edits, entry.name, index));
   const changeLayer = (event: Event): void => store.show({ layer: parseChoice((event.target as HTMLSelectElement).value) });
   const changeHead = (event: Event): void => store.show({ head: parseChoice((event.target as HTMLSelectElement).value) as Head });
   return html`

@@ -185,6 +185,10 @@ export class CorpusView extends View {
     return `The test set and the dev set of this model cannot be read: the files may have been moved. Restore them and start regard explore again, or ${readsImages ? "open an image" : "type a text"} above.`;
   }
 
+  private get isComplete(): boolean {
+    return this.cases.length === this.present?.size;
+  }
+
   private describeShare(): string {
     return this.present ? `${format(this.cases.length)} of ${format(this.present.size)} ${this.present.size === 1 ? "pair" : "pairs"}` : "";
   }
@@ -235,7 +239,7 @@ export class CorpusView extends View {
       ${TRAITS.filter((trait) => trait !== "disagreement" || this.compared.length > 1).map((trait) => {
         const count = cases.filter((each) => hasTrait(each, trait)).length;
         const isPressed = only.includes(trait);
-        return html`<button type="button" data-trait=${trait} aria-pressed=${isPressed} ?disabled=${!count && !isPressed} @click=${() => toggle(trait)}>${TRAIT_NAMES[trait]}${trait === "error" && this.compared.length > 1 ? ` of ${this.store.model!.name}` : ""} <span class="muted number">${format(count)}</span></button>`;
+        return html`<button type="button" data-trait=${trait} aria-pressed=${isPressed} ?disabled=${!count && !isPressed} @click=${() => toggle(trait)}>${TRAIT_NAMES[trait]}${trait === "error" && this.compared.length > 1 ? ` of ${this.store.model!.name}` : ""} <span class="muted number">${trait === "disagreement" && this.isRunning ? "–" : count || this.isComplete ? format(count) : `0 in the first ${format(cases.length)}`}</span></button>`;
       })}
       ${this.store.readsImages ? "" : html`<span class="row"><span class="muted small">Length</span>${this.renderLimit("shortest", "Shortest source", Math.min(...lengths))}<span class="muted small">to</span>${this.renderLimit("longest", "Longest source", Math.max(...lengths))}</span>`}
       <span class="muted small number shown" id="shown" role="status">${listed.length === cases.length ? "" : `${format(listed.length)} of ${format(cases.length)} listed`}</span>

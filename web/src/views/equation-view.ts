@@ -3,7 +3,7 @@ import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
 import { at, cached } from "../arrays.js";
-import { findForced, findMasked, isHeadOff } from "../edits.js";
+import { findForced, findMasked, isAblated } from "../edits.js";
 import type { Cell, Figure } from "../figures.js";
 import { chooseSlots, FlowFigure, limitKeys, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
 import { renderFormula } from "../math.js";
@@ -144,7 +144,7 @@ export class EquationView extends View {
     const model = this.compute(part, UNCHANGED);
     const isOverview = rows.length > 1;
     const lanes = rows.map((row, index) => ({
-      name: `Head ${at(part.heads, index) + 1}${isHeadOff(part.trace, part.entry.name, at(part.heads, index)) ? ", off" : ""}`,
+      name: `Head ${at(part.heads, index) + 1}${isAblated(part.trace.edits, part.entry.name, at(part.heads, index)) ? ", off" : ""}`,
       row: isOverview ? summarize(row) : row,
       // The weights of the model: toggles do not move rows.
       slots: chooseSlots(at(model, index).weights, order, limitKeys(order, isOverview, tail)),

@@ -61,7 +61,8 @@ export class ExplorerApp extends StoreElement {
       @media (max-width: 700px) { header { padding-bottom: var(--space-2); } .tabs { flex-wrap: wrap; } .tabs button { padding: 6px 12px; } }
       .tabs :focus-visible { outline-offset: -3px; }
       .failure { margin-bottom: var(--space-3); }
-      main { min-height: 300px; transition: opacity 120ms; outline: none; }
+      main { min-height: 300px; transition: opacity 120ms; }
+      main:focus { outline: none; }
       main.loading { opacity: 0.55; }
       .progress { height: 3px; margin-top: calc(-1 * var(--space-3)); margin-bottom: calc(var(--space-3) - 3px); overflow: hidden; }
       .progress i { display: block; width: 30%; height: 100%; background: var(--accent); animation: slide 1s infinite ease-in-out alternate; }
@@ -153,7 +154,7 @@ export class ExplorerApp extends StoreElement {
         </tool-bar>
       </header>
       ${this.renderAbout()}
-      <source-bar .store=${store} @run=${() => this.main.focus()}></source-bar>
+      <source-bar .store=${store} @run=${() => this.main.focus({ preventScroll: true })}></source-bar>
       <div class="tabs" role="tablist" aria-label="Views" @keydown=${this.moveTab}>
         ${this.tabs.map((tab, index) => html`<button type="button" role="tab" id=${`tab-${tab}`} aria-keyshortcuts=${index + 1} aria-selected=${tab === this.tab} aria-controls="view" tabindex=${tab === this.tab ? 0 : -1} @click=${() => store.show({ tab })}>${TAB_NAMES[tab]}</button>`)}
       </div>

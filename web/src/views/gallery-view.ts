@@ -55,7 +55,7 @@ export class GalleryView extends View {
 
   protected override render(): TemplateResult {
     return html`<div class="stack">
-      <p>Each model was trained on dates, and predicts the same text. The models differ in their score, scope and selection, or in where attention is used. In each map, a row is a step, and the columns are the positions that it attends to.</p>
+      <p>Each model was trained on dates, and predicts the same text with another attention. In each map, a row is a step, and the columns are the positions that it attends to.</p>
       ${this.renderFailure()}
       <ul>${this.entries.map((entry) => this.renderCard(entry))}</ul>
     </div>`;

@@ -24,13 +24,13 @@ const STOPS: readonly Stop[] = [
   },
   {
     title: "Attention weights",
-    text: (tour) => `To write “${tour.token}”, the model does not read the whole source equally. The parts that it attends to are highlighted. Point at other output tokens, or move with the arrow keys.`,
+    text: (tour) => `To write “${tour.token}”, the model attends to the highlighted parts of the source. Point at other output tokens, or move with the arrow keys.`,
     state: { tab: "translate" },
     target: "[aria-label=Alignment]",
   },
   {
     title: "The matrix",
-    text: () => "All steps at once: a row for each output token, a column for each part of the source. Each row shows how the model divides its attention at one step. The stronger the color of a cell, the larger its weight.",
+    text: () => "All steps at once: a row for each output token, a column for each part of the source. The stronger the color of a cell, the larger its weight.",
     state: { tab: "attention", view: "matrix", role: "cross" },
     target: "canvas-figure",
   },
@@ -42,7 +42,7 @@ const STOPS: readonly Stop[] = [
   },
   {
     title: "The equation",
-    text: () => "The context is computed in a few operations: a score for each key, a weight from each score, and the weighted sum of the values. These are the real numbers of the model, and the page computes them again to check them.",
+    text: () => "The context is computed in a few operations: a score for each key, a weight from each score, and the weighted sum of the values. These are the numbers of the model.",
     state: { tab: "equation" },
     target: "#check",
   },

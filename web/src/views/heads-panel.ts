@@ -1,6 +1,7 @@
 /** The effect of each head on the prediction, and on other examples: its output is set to zero, one head at a time. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
+import { at } from "../arrays.js";
 import type { HeadSummary } from "../heads.js";
 import { shared } from "../styles.js";
 import { formatNumber } from "../trace.js";
@@ -51,24 +52,32 @@ export class HeadsPanel extends View {
     </div>`;
   }
 
+  /** Choose a head, and show it in the grid. */
+  private choose({ role, layer, head }: HeadSummary): void {
+    chooseRole(this.store, role, { layer, head });
+    requestAnimationFrame(() => this.firstElementChild!.scrollIntoView({ block: "nearest" }));
+  }
+
   private renderOffer(): TemplateResult | string {
     if (!this.store.client.isLive) return "";
     return html`<div class="row">
       <button type="button" class="primary" id="ablate-each" @click=${() => this.store.show({ ablations: 1 })}>Ablate each head</button>
-      <span class="muted small">Which heads matter? The output of each is set to zero, one at a time, and the outputs are compared.</span>
+      <span class="muted small">The output of each head is set to zero, one at a time.</span>
     </div>`;
   }
 
   private renderSummary(effects: readonly HeadSummary[], examples: number): TemplateResult {
     const { store } = this;
     const others = store.otherExamples.length;
-    const idle = effects.filter((each) => each.isIdle);
+    const { where } = at(effects, 0);
+    const used = effects.filter((each) => !each.isOff);
+    const idle = used.filter((each) => each.isIdle);
+    const drawn = effects.filter((each) => each.role === store.state.role).length;
     const named = idle.length > FEW ? ": those at the end of the table" : `: ${idle.map(({ name }) => name).join("; ")}`;
-    const where = examples > 1 ? `these ${examples} examples` : "this example";
-    const count = effects.length > 1 ? `All ${effects.length} heads have` : "The only head has";
+    const count = used.length > 1 ? `All ${used.length} heads have` : "The only head has";
     return html`<div class="row">
-      <p id="idle"><b>${idle.length ? `${idle.length} of ${effects.length} heads ${idle.length > 1 ? "have" : "has"} no effect on ${where}${named}.` : `${count} an effect on ${where}.`}</b>
-        ${examples > 1 ? "" : "One example is not proof."} ${idle.length ? "Other sources may need them, and heads can replace each other." : ""}</p>
+      <p id="idle"><b>${idle.length ? `${idle.length} of ${used.length} heads ${idle.length > 1 ? "have" : "has"} no effect on ${where}${named}.` : `${count} an effect on ${where}.`}</b>
+        ${examples > 1 ? "" : "One example is not proof."} ${idle.length ? "Other sources may need them, and heads can replace each other." : ""} ${drawn < effects.length ? `Below are ${drawn} of the ${effects.length} heads.` : ""}</p>
       ${store.state.ablations === 1 && others && store.client.isLive
         ? html`<button type="button" id="more-examples" @click=${() => store.show({ ablations: 2 })}>Ablate on ${others} more ${others === 1 ? "example" : "examples"}</button>`
         : ""}
@@ -79,7 +88,7 @@ export class HeadsPanel extends View {
   private renderTable(effects: readonly HeadSummary[], examples: number): TemplateResult {
     const largest = Math.max(...effects.map(({ change }) => Math.abs(change))) || 1;
     return html`<table>
-      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples` : ""}. “No effect”: ${examples > 1 ? "no" : "the"} output ${examples > 1 ? "changes" : "stays the same"}, and its probability changes by less than 1 %.</caption>
+      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples` : ""}. “No effect”: ${examples > 1 ? "on every example, " : ""}the output stays the same, and its probability changes by less than 1 %.</caption>
       <thead><tr><th>Head</th><th class="number">Change</th><td class="effect"></td><th>Output without it</th></tr></thead>
       <tbody>${effects.map((effect) => this.renderEffect(effect, examples, largest))}</tbody>
     </table>`;
@@ -87,11 +96,11 @@ export class HeadsPanel extends View {
 
   private renderEffect(effect: HeadSummary, examples: number, largest: number): TemplateResult {
     const { store } = this;
-    const { role, layer, head, change, changed, isIdle, name, text } = effect;
+    const { role, layer, head, change, changed, isIdle, isOff, name, text } = effect;
     const isChosen = role === store.state.role && layer === store.layer && head === store.state.head;
-    const outcome = isIdle ? "no effect" : !changed ? "same output" : examples > 1 ? `other output for ${changed} of ${examples}` : html`<bdi>${text || "(empty)"}</bdi>`;
+    const outcome = isOff ? "ablated" : isIdle ? "no effect" : !changed ? "same output" : examples > 1 ? `other output for ${changed} of ${examples}` : html`<bdi>${text || "(empty)"}</bdi>`;
     return html`<tr aria-current=${isChosen}>
-      <td><button type="button" @click=${() => chooseRole(store, role, { layer, head })}>${name}</button></td>
+      <td><button type="button" @click=${() => this.choose(effect)}>${name}</button></td>
       <td class="number">${formatNumber(change)}</td>
       <td class="effect"><i .style=${`width:${isIdle ? 0 : (100 * Math.abs(change)) / largest}%`}></i></td>
       <td class=${changed ? "" : "muted"}>${outcome}</td>

@@ -16,6 +16,7 @@ export class ModelView extends View {
       .body { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: var(--space-3); align-items: start; }
       dl { display: grid; grid-template-columns: max-content 1fr; gap: 6px var(--space-3); margin: 0; }
       .warnings { border-inline-start: 3px solid var(--bad); padding-inline-start: var(--space-2); display: grid; gap: var(--space-1); }
+      .equation { white-space: nowrap; }
       dt { color: var(--muted); }
       dd { margin: 0; }
       pre { margin: 0; max-height: 420px; overflow: auto; font-size: var(--size-1); line-height: 1.45; background: var(--page); padding: var(--space-2); border-radius: 8px; }
@@ -44,7 +45,7 @@ export class ModelView extends View {
     return [
       ["Parameters", model.parameters?.toLocaleString("en") ?? "–"],
       ["Training steps", model.step?.toLocaleString("en") ?? "–"],
-      ...Object.entries(model.metrics ?? {}).map(([name, value]): [string, string] => [name, String(Number(value.toPrecision(4)))]),
+      ...Object.entries(model.metrics ?? {}).map(([name, value]): [string, string] => [`${name}, dev set`, String(Number(value.toPrecision(4)))]),
     ];
   }
 
@@ -69,10 +70,10 @@ export class ModelView extends View {
         </dl>
         ${this.card?.warnings?.length ? html`<div class="warnings" role="note"><h3>Warnings of training</h3>${this.card.warnings.map((text) => html`<p class="small">${text}</p>`)}</div>` : ""}
         <h3>Attention</h3>
-        <table>
+        <div class="scroll"><table>
           <thead><tr><th>Role</th><th>Layer</th><th>Heads</th><th>Equation</th></tr></thead>
-          <tbody>${model.attentions.map((each) => html`<tr><td>${nameAttention(each)}</td><td class="number">${(each.layer ?? 0) + 1}</td><td class="number">${each.heads}</td><td>${each.equation}</td></tr>`)}</tbody>
-        </table>
+          <tbody>${model.attentions.map((each) => html`<tr><td>${nameAttention(each)}</td><td class="number">${(each.layer ?? 0) + 1}</td><td class="number">${each.heads}</td><td class="equation">${each.equation}</td></tr>`)}</tbody>
+        </table></div>
       </section>
       ${this.renderFailure()}
       ${this.card ? this.renderCard(this.card) : ""}

@@ -1,10 +1,10 @@
 /** The source, the search, and the edits of the present prediction. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, query } from "lit/decorators.js";
+import { removeAt } from "../arrays.js";
 import { describeEdits } from "../edits.js";
 import { shared } from "../styles.js";
 import type { Example } from "../state.js";
-import { removeAt } from "../store.js";
 import { describeReading } from "../trace.js";
 import { StoreElement } from "./base.js";
 import { renderRefusal } from "./controls.js";
@@ -60,7 +60,7 @@ export class SourceBar extends StoreElement {
       ${state.edits.length
         ? html`<div class="row edits" role="group" aria-label="Edits">
             <span class="muted small">Edits</span>
-            ${describeEdits(state.edits, state.text, this.store.trace).map(
+            ${describeEdits(state.edits, state.text, this.store.trace, this.store.sourceTokens).map(
               (text, index) => html`<button type="button" class="edit" ?disabled=${!this.store.canTrace({ edits: removeAt(state.edits, index) })} aria-label=${`Remove the edit: ${text}`} @click=${() => this.store.removeEdit(index)}><bdi>${text}</bdi> ×</button>`,
             )}
             ${renderRefusal(this.store, "edits")}

@@ -142,7 +142,7 @@ export class StepsView extends View {
 
   private renderBeam(): TemplateResult | string {
     const { placed } = this;
-    if (!placed) return html`<section class="panel"><p class="muted">Greedy search has no beam. Choose a larger beam to see the hypotheses that it considers.</p></section>`;
+    if (!placed) return html`<section class="panel"><p class="muted">Greedy search has no beam. Choose a larger beam to see hypotheses.</p></section>`;
     const { width, height } = measureBeam(placed);
     return html`<section class="panel stack" aria-label="Beam search">
       <div class="row"><h2>Beam search</h2><span class="legend small muted"><span class="kept">kept</span><span class="finished">finished</span><span class="pruned">pruned</span></span></div>

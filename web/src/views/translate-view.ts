@@ -12,7 +12,7 @@ import { shared } from "../styles.js";
 import { describeHypothesis, formatPercent, labelToken, listPossible, toProbability, type Candidate, type Step } from "../trace.js";
 import { findWritten, isSpace, listSourceWords, listTokens, type SourceWord, type Span } from "../words.js";
 import { View } from "./base.js";
-import { renderLayerAndHead, renderRefusal, renderSegments } from "./controls.js";
+import { renderLayerAndHead, renderRefusal, renderSegments, renderUnits } from "./controls.js";
 
 type Side = "source" | "output";
 
@@ -190,7 +190,7 @@ export class TranslateView extends View {
     const { map } = this;
     if (!map || this.store.trace!.source.grid) return "";
     const hasWords = !this.store.words || map.rowSpans.length < this.output.length;
-    return hasWords ? renderSegments("Unit", [["token", "Tokens"], ["word", "Words"]], this.store.words ? "word" : "token", (value) => this.store.show({ words: value === "word" })) : "";
+    return hasWords ? renderUnits(this.store) : "";
   }
 
   /** The token whose ribbons are strong. */
@@ -412,9 +412,11 @@ export class TranslateView extends View {
     const { map, store: { row, trace } } = this;
     if (!map?.weights.rows) return "";
     const output = findSpan(map.rowSpans, row);
-    const slots = trace!.source.offsets.flatMap(([from, to], slot) => (from < end && to > start ? [findSpan(map.columnSpans, slot)] : []));
-    const weight = [...new Set(slots)].reduce((sum, slot) => sum + map.weights.at(output, slot), 0);
-    return html`<p class="number" id="reading">Output <bdi>“${labelToken(at(map.axes.rows, output))}”</bdi> reads <bdi>“${labelToken(text)}”</bdi> with an attention weight of <b>${formatPercent(weight)}</b>.</p>`;
+    const slots = trace!.source.offsets.flatMap(([from, to], slot) => (from < end && to > start ? [slot] : []));
+    const masked = findMasked(trace!);
+    const columns = new Set(slots.map((slot) => findSpan(map.columnSpans, slot)));
+    const weight = [...columns].reduce((sum, column) => sum + map.weights.at(output, column), 0);
+    return html`<p class="number" id="reading">Output <bdi>“${labelToken(at(map.axes.rows, output))}”</bdi> reads ${slots.some((slot) => masked.has(slot)) ? "the hidden " : ""}<bdi>“${labelToken(text)}”</bdi> with an attention weight of <b>${formatPercent(weight)}</b>.</p>`;
   }
 
   private moveWord(offset: number): void {
