@@ -222,7 +222,7 @@ for head, axes in enumerate(panels):
     axes.set_xticks(range(len(source_ids)), SENTENCE.split(), rotation=90)
     axes.set_yticks(range(len(words)), words)
 panels[0].set_ylabel("word of the output")
-figure.supxlabel("word of the source", fontsize=12)
+figure.supxlabel("word of the source", y=-0.06, fontsize=12)
 figure.colorbar(image, ax=panels, label="weight")
 plt.show()
 
@@ -231,9 +231,9 @@ plt.show()
 # know the noun. Heads whose row of *den* is dark at *tree* read it there. The noun can also reach *den* in another way:
 # the self-attention of the encoder has already mixed *tree* into the vectors of its neighbors, as in lesson 5.
 #
-# The explorer shows all attentions of the model. On the tab *Attention*, it first shows an average of heads: choose a
-# number for *Head* and *Layer* (here, a block) to see single heads, and choose *Encoder self-attention* for *Attention*
-# to see how the words of the source attend to each other.
+# The explorer shows all attentions of the model, at first the average of all blocks and heads. On the tab *Attention*,
+# choose numbers for *Layer* (here, a block) and *Head* to see a single head, and *Encoder self-attention* to see how the
+# words of the source attend to each other.
 
 # %% alt="The explorer with the translation of we have painted the tree today."
 trace
