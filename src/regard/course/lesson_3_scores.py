@@ -162,8 +162,8 @@ plt.show()
 #   1/8 of the rows, and a wrong slot contains the correct digit by chance in 1/10 of the others.
 #
 # Why is **dot** the least reliable by content? Its vectors start as 32 random numbers each, so the dot products are
-# large, and one weight is almost 1 before anything is learned. The other slots then get almost no gradient. Lesson 6
-# divides the scores by $\sqrt{d}$ for this reason. regard calls this score `scaled_dot`:
+# large, and the largest weight of a row is close to 0.9 before anything is learned. The other slots then get almost no
+# gradient. Lesson 6 divides the scores by $\sqrt{d}$ for this reason. regard calls this score `scaled_dot`:
 
 # %%
 results["by content", "scaled_dot"] = [measure("by content", "scaled_dot", seed) for seed in SEEDS]
@@ -175,7 +175,7 @@ for score in ("dot", "scaled_dot"):
 
 # %% [markdown]
 # In lesson 2, an additive score found positions by number: it reversed a string. It could, because the keys were states
-# of a recurrent encoder, which depend on the letters around a position. So they can contain its number.
+# of a recurrent encoder, which depend on all letters before and after a position. So they can contain its number.
 
 # %% [markdown]
 # ## Experiment

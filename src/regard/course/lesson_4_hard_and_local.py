@@ -141,14 +141,14 @@ for task in ("copy", "reverse"):
 
 # %% [markdown]
 # A window that moves with the output is enough to copy. To reverse, the first output letter needs the last input
-# letter, which is outside of the window. Only the two letters in the middle are mostly correct: the letters that they
-# need are inside. A window is a good choice if input and output have the same order, as in speech or pronunciation, and
+# letter, which is outside of the window. Only the two letters in the middle are correct in most rows: the letters
+# that they need are inside. A window is a good choice if input and output have the same order, as in speech or pronunciation, and
 # a bad one if they do not.
 
 # %% [markdown]
 # ### The price
 #
-# `regard.explain` counts the multiplications of a model (each with an addition), as a formula, with $S$ for the length
+# `regard.explain` counts the multiplications of a model, each with an addition, as a formula, with $S$ for the length
 # of the input and $T$ for that of the output. We compare a model with a fixed context and one with attention. Their
 # encoders and decoders have the same sizes, and both read a context at every step: for the first, it is always the
 # same. The letter k means thousand.
@@ -228,8 +228,8 @@ print(*(f"{share:4.0%}" for share in shares.tolist()))
 # weight of zero?</summary>
 #
 # Only local attention, if this position is outside of the window. (In the figure, position 5 has the highest score, and
-# the window contains it.) In the other three, a higher score never has a lower
-# weight. (In training, hard attention draws the position, so it can be any.)
+# the window contains it.) In the other three, a higher score never has a lower weight. (In training, hard attention
+# draws the position, so it can be any.)
 #
 # </details>
 # <details>
