@@ -141,9 +141,9 @@ for task in ("copy", "reverse"):
 
 # %% [markdown]
 # A window that moves with the output is enough to copy. To reverse, the first output letter needs the last input
-# letter, which is outside of the window. Only the two letters in the middle are correct in most rows: the letters
-# that they need are inside. A window is a good choice if input and output have the same order, as in speech or pronunciation, and
-# a bad one if they do not.
+# letter, which is outside of the window. Only the two letters in the middle are correct in most rows: the letters that
+# they need are inside. A window is a good choice if input and output have the same order, as in speech or
+# pronunciation, and a bad one if they do not.
 
 # %% [markdown]
 # ### The price
