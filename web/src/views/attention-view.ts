@@ -161,7 +161,7 @@ export class AttentionView extends View {
             ${view === "grid" ? this.renderTileHelp() : this.renderDetails(map)}
             ${this.store.client.isLive ? this.renderEdits(map) : ""}
             <section class="panel stack small muted">
-              <p>Attention weights do not by themselves explain an output: compare them with an attribution, and with the effect of an edit.</p>
+              <p>Attention weights are not by themselves an explanation of an output: compare them with an attribution, and with the effect of an edit.</p>
               ${rows.length ? html`<button type="button" @click=${() => this.store.show({ rows: [] })}>Clear the selection</button>` : ""}
             </section>
           </aside>

@@ -87,7 +87,7 @@ export class TranslateView extends View {
       [aria-pressed="true"] .bar i { background: var(--accent); }
       summary { cursor: pointer; color: var(--muted); font-size: var(--size-1); }
       .hypotheses { margin: 0; padding-inline-start: 1.5em; display: grid; gap: 6px; }
-      .hypotheses button { text-align: start; vertical-align: top; }
+      .hypotheses button { text-align: start; vertical-align: baseline; }
       .hypotheses button[aria-pressed="true"] { border-color: var(--accent); background: var(--tint); }
     `,
   ];

@@ -232,7 +232,7 @@ ${this.renderAttribution()}
 ${e==="grid"?this.renderTileHelp():this.renderDetails(r)}
 ${this.store.client.isLive?this.renderEdits(r):""}
 <section class="panel stack small muted">
-<p>Attention weights do not by themselves explain an output: compare them with an attribution, and with the effect of an edit.</p>
+<p>Attention weights are not by themselves an explanation of an output: compare them with an attribution, and with the effect of an edit.</p>
 ${s.length?u`<button type="button" @click=${()=>this.store.show({rows:[]})}>Clear the selection</button>`:""}
 </section>
 </aside>
@@ -961,7 +961,7 @@ canvas { display: block; border-radius: 8px; max-width: 100%; }
 [aria-pressed="true"] .bar i { background: var(--accent); }
 summary { cursor: pointer; color: var(--muted); font-size: var(--size-1); }
 .hypotheses { margin: 0; padding-inline-start: 1.5em; display: grid; gap: 6px; }
-.hypotheses button { text-align: start; vertical-align: top; }
+.hypotheses button { text-align: start; vertical-align: baseline; }
 .hypotheses button[aria-pressed="true"] { border-color: var(--accent); background: var(--tint); }
 `],b([E()],ue.prototype,"pointed",2),b([E()],ue.prototype,"boxes",2),b([E()],ue.prototype,"editsTokens",2),b([L(".lines")],ue.prototype,"lines",2),b([L("canvas")],ue.prototype,"canvas",2),ue=b([x("translate-view")],ue);function Et(o){return y(o.replace(/^▁(?=.)/u,""))}var pl=[["1, 2, 3 …","open the first, second, third … tab"],["/","edit the source"],["Esc","leave a text field"],["← → ↑ ↓","move between controls, tokens, cells, steps and rows"],["Home, End","first, last"],["Space","select a row of the matrix, or a cell of the picture"],["Enter","run; open a head"],["Ctrl+Z, Ctrl+Shift+Z","undo, redo an edit"],["T","light or dark"],["?","this list"]],ml="button:not(:disabled), select:not(:disabled), input:not(:disabled), [tabindex='0']",te=class extends I{constructor(){super();this.isTourOpen=!1;this.toast="";this.store=new Sr(Sn());let{theme:e,title:t}=this.store.client.saved??{};if(t&&(document.title=t),e){pr(e);return}ls(),matchMedia("(prefers-color-scheme: dark)").addEventListener("change",()=>{ls(),this.store.notify()})}connectedCallback(){super.connectedCallback(),this.store.addEventListener("announce",()=>this.requestUpdate()),addEventListener("keydown",e=>this.press(e)),this.start()}async start(){await this.store.start(location.hash.length>1?location.hash:this.store.client.saved?.fragment??"")}get tabs(){let{client:e,readsImages:t}=this.store,s={gallery:!!e.saved?.gallery,corpus:e.isLive||e.corpora.size>0,image:t};return Ss.filter(n=>s[n]??!0)}get tab(){return this.tabs.includes(this.store.state.tab)?this.store.state.tab:"translate"}get view(){return this.shadowRoot.querySelector("main > :not(p)")}render(){let{store:e}=this;return u`
 <button type="button" class="skip" @click=${()=>this.main.focus()}>Skip to the view</button>
