@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar, get_args
+from typing import Any, Final, NoReturn, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 from pydantic.config import JsonDict
@@ -21,6 +21,8 @@ from regard.formatting import did_you_mean, is_encodable, nearest, quote, shorte
 from regard.overrides import assign, in_order_of_application
 from regard.urls import make_absolute
 from regard.yaml_reader import SUFFIXES, KeyPath, dump_yaml, load_yaml, read_yaml
+
+_PRESETS: Final = Path(str(resources.files("regard") / "presets"))
 
 Tree = dict[str, Any]
 S = TypeVar("S", bound="Settings")
@@ -162,10 +164,14 @@ def _apply(schema: type[S], base: Tree, overrides: Mapping[str, Any], locate: Ca
 def presets() -> dict[str, str]:
     """Return the description of each preset by name."""
     descriptions = {}
-    for entry in sorted((resources.files("regard") / "presets").iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".yaml"):
-            descriptions[entry.name.removesuffix(".yaml")] = str(load_yaml(entry.read_text("utf-8"))[0]["about"])
+    for path in sorted(_PRESETS.glob("*.yaml")):
+        descriptions[path.stem] = str(load_yaml(path.read_text("utf-8"))[0]["about"])
     return descriptions
+
+
+def find_preset(name: str) -> Path:
+    """Return the file of a preset."""
+    return _PRESETS / f"{name}.yaml"
 
 
 def find_config(source: str | Path) -> Path:
@@ -179,7 +185,7 @@ def find_config(source: str | Path) -> Path:
         if not path.exists():
             raise ConfigError(f"There is no file {path}. Check the path, or list the presets with `regard presets`.")
         return path
-    preset = Path(str(resources.files("regard") / "presets" / f"{source}.yaml"))
+    preset = find_preset(str(source))
     if len(path.parts) > 1:
         raise ConfigError(
             f"There is no run folder or file {path}. If it was moved, pass its new path. List the presets with "

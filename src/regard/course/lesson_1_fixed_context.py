@@ -127,7 +127,8 @@ plt.show()
 #    about 2,100 strings of 12 letters, and reverses almost no string of this length correctly. All letters must be
 #    stored in the same 128 numbers, and the more letters there are, the harder it is to *learn* how to store and
 #    recover them.
-# 2. **Beyond the training lengths, accuracy is zero.** The model has never had to store or to write so many letters.
+# 2. **Beyond the training lengths, accuracy is zero.** The model has never had to store or to write that number of
+#    letters.
 #
 # What do the errors look like?
 

@@ -120,7 +120,7 @@ trace
 
 # %% [markdown]
 # To write the first letter, the model looks mostly at the last one, and then it moves towards the start of the input.
-# Nobody told it to: it was only trained to write the correct letters. The widest ribbon often comes from a neighbor of
+# This was not part of the training data, which are only strings and their reverses. The widest ribbon often comes from a neighbor of
 # the letter that is written. The state of the encoder at a position also depends on the letters around it (lesson 5).
 #
 # A trace contains every number of the equation, so we can repeat the first step of the decoder by hand:

@@ -214,6 +214,7 @@ for name, numbers in times.items():
     axes.loglog(measured, numbers, marker="o", label=name)
 axes.set_xticks(measured, map(str, measured))
 axes.minorticks_off()
+axes.yaxis.set_major_formatter("{x:g}")
 axes.set(xlabel="length n", ylabel="milliseconds")
 axes.legend()
 plt.show()

@@ -153,7 +153,7 @@ for panels, (picture, _) in zip(rows, test, strict=False):
 plt.show()
 
 # %% [markdown]
-# Nobody told the model where the objects are: it was trained with captions only. In these two pictures, it looks at the
+# The model was trained with captions only, without the places of the objects. In these two pictures, it looks at the
 # object that it names.
 
 # %% [markdown]

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, PATH, Settings, presets, resolve
+from regard.config import BY_NAME, MAY_CHANGE_ON_RESUME, PATH, Settings, find_preset, presets, resolve
 from regard.data.images import settings as _image_corpora  # noqa: F401 - registers the settings of image corpora
 from regard.data.settings import (
     CharTokenizer,
@@ -348,7 +348,7 @@ class RunSettings(Settings):
         """`about`, unless it describes a preset whose tokenizer, model or training these settings have changed."""
         for name, about in presets().items():
             if about == self.about:
-                preset = resolve(RunSettings, name, {})
+                preset = resolve(RunSettings, find_preset(name), {})
                 described = ("tokenizer", "model", "training")
                 return about if all(getattr(preset, part) == getattr(self, part) for part in described) else ""
         return self.about
