@@ -1,7 +1,6 @@
 """The landing page: the gallery of mechanisms, generated from the code and from the predictions of the explorer."""
 
 from base64 import b64decode
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -13,19 +12,10 @@ from numpy.typing import NDArray
 import regard
 from reference_pages import table_lines
 from regard.attention.mechanisms import MECHANISMS
-from regard.inspection.explain.facts import find_facts
+from regard.inspection.explain.facts import HEADERS, find_facts
 
 LIVE: Final = ("bahdanau", "luong-local-p", "transformer-model")
 """The models of the explorer on the landing page. The first one is that of `make demo`, with smaller layers."""
-
-FACTS: Final = {
-    "position": "position",
-    "visible": "visible weights",
-    "gradient": "gradient",
-    "needs_past": "needs past",
-    "self_attention": "self-attention",
-}
-"""The headers of the facts of a mechanism."""
 
 CELL: Final = 10
 """The size of a weight in a figure."""
@@ -61,11 +51,8 @@ def select_live(gallery: dict[str, Any]) -> dict[str, Any]:
 
 
 def _render_table() -> list[str]:
-    rows = []
-    for mechanism in MECHANISMS.values():
-        facts = [{True: "yes", False: "no"}.get(fact, fact) for fact in asdict(find_facts(mechanism)).values()]
-        rows.append([f"[{mechanism.name}](#{mechanism.name})", *facts])
-    return ['<div class="mechanisms" markdown="1">', "", *table_lines(["mechanism", *FACTS.values()], rows), "</div>"]
+    rows = [[f"[{name}](#{name})", *find_facts(mechanism).row()] for name, mechanism in MECHANISMS.items()]
+    return ['<div class="mechanisms" markdown="1">', "", *table_lines(["mechanism", *HEADERS], rows), "</div>"]
 
 
 def _render_card(entry: dict[str, Any], trace: dict[str, Any]) -> str:

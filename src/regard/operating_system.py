@@ -185,9 +185,8 @@ class OpenDirectory:
         os.mkdir(self._locate(name), dir_fd=self._descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        os.replace(
-            self._locate(old), self._locate(new), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor
-        )  # fmt: skip
+        directory = self._descriptor
+        os.replace(self._locate(old), self._locate(new), src_dir_fd=directory, dst_dir_fd=directory)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with its contents. Raise FileNotFoundError if there is none."""

@@ -24,14 +24,9 @@ def command(facts: bool, as_json: bool) -> None:
         rows = [[m.name, m.score, m.scope, m.select, m.citation, m.equation] for m in entries]
         click.echo(table(["name", "score", "scope", "selection", "from", "equation"], rows))
         return
-    from regard.inspection.explain.facts import find_facts
+    from regard.inspection.explain.facts import HEADERS, find_facts
 
     if as_json:
         click.echo(to_json([asdict(m) | {"facts": asdict(find_facts(m))} for m in entries], ensure_ascii=False))
         return
-    rows = [[m.name, *map(_format_fact, asdict(find_facts(m)).values())] for m in entries]
-    click.echo(table(["name", "position", "visible weights", "gradient", "needs past", "self-attention"], rows))
-
-
-def _format_fact(value: str | bool) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+    click.echo(table(["name", *HEADERS], [[m.name, *find_facts(m).row()] for m in entries]))

@@ -1,7 +1,7 @@
 """Facts that distinguish the attention mechanisms, as their parts declare them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from regard.attention.attention import Attention
 from regard.attention.mechanisms import Mechanism
@@ -11,6 +11,9 @@ from regard.ops.cost import S, T
 
 WIDTH = 8
 """A width that is divisible by the number of heads of every mechanism. The facts do not depend on it."""
+
+HEADERS: Final = ("position", "visible weights", "gradient", "needs past", "self-attention")
+"""The headers of a table of facts."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Facts:
     gradient: Gradient
     needs_past: bool
     self_attention: Literal["no", "encoder", "yes"]
+
+    def row(self) -> list[str]:
+        """Return the row of a table with the columns `HEADERS`."""
+        needs_past = "yes" if self.needs_past else "no"
+        return [self.position, self.visible, self.gradient, needs_past, self.self_attention]
 
 
 def find_facts(mechanism: Mechanism) -> Facts:
