@@ -186,24 +186,24 @@ export class Store extends EventTarget {
     this.move({ hypothesis: 0, rows: [], ...changes });
   }
 
-  async addEdit(edit: Edit, control: string): Promise<void> {
+  async addEdit(edit: Edit, control: string, changes?: Partial<State>): Promise<void> {
     const edits = mergeEdit(this.state.edits, edit);
     if (JSON.stringify(edits) === JSON.stringify(this.state.edits)) this.announce("This edit is already applied.");
-    else await this.changeEdits(edits, control);
+    else await this.changeEdits(edits, control, changes);
   }
 
   removeEdit(index: number): void {
     void this.changeEdits(removeAt(this.state.edits, index), "edits");
   }
 
-  /** Decode again with other edits. If that fails, the page stays as it was, and the reason is shown beside the control. */
-  async changeEdits(edits: Edit[], control: string): Promise<void> {
+  /** Decode again with other edits, and change what is shown. If that fails, the page stays as it was, and the reason is shown beside the control. */
+  async changeEdits(edits: Edit[], control: string, changes?: Partial<State>): Promise<void> {
     const signal = this.begin();
     this.loading = true;
     this.notify();
     try {
       await this.fetchTrace({ edits });
-      if (!signal.aborted) this.compute({ edits });
+      if (!signal.aborted) this.compute({ edits, ...changes });
     } catch (reason) {
       if (signal.aborted) return;
       this.refusal = { control, message: readMessage(reason) };

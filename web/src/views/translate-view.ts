@@ -382,8 +382,8 @@ export class TranslateView extends View {
     const tokenName = tokens.every((token) => [...token].length < 2) ? "Letter" : "Token";
     const change = (kind: string, options = {}): void => {
       // The weights change, but the focus stays: on the first token of the word, which may have fewer tokens then.
-      this.store.show({ column: offsets.findIndex((offset) => offset[0] >= start) });
-      void this.store.addEdit({ kind, position, unit, ...options }, "source");
+      const column = offsets.findIndex((offset) => offset[0] >= start);
+      void this.store.addEdit({ kind, position, unit, ...options }, "source", { column });
     };
     const replace = (event: Event): void => {
       event.preventDefault();
