@@ -321,6 +321,9 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to a memory.
 
+        With the selection `hard`, train with `read` instead, which also returns the sampled slots: the scores are
+        trained by their `surrogate` loss.
+
         Args:
             query_BTD: The queries.
             keys_BSD: The keys of the memory.

@@ -115,6 +115,9 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to a memory, or to the queries themselves.
 
+        With the selection `hard`, train with `prepare` and `read` instead, which also returns the sampled slots: the scores are
+        trained by their `surrogate` loss.
+
         Args:
             query_BTD: The queries.
             keys_BSD: The keys of the memory, by default the queries (self-attention).
