@@ -115,8 +115,8 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to a memory, or to the queries themselves.
 
-        With the selection `hard`, train with `prepare` and `read` instead, which also returns the sampled slots: the scores are
-        trained by their `surrogate` loss.
+        With the selection `hard`, train with `prepare` and `read` instead, which also returns the sampled slots: the
+        scores are trained by their `surrogate` loss.
 
         Args:
             query_BTD: The queries.
