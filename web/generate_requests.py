@@ -12,7 +12,6 @@ from regard.explorer import schemas
 
 REQUESTS = (
     schemas.TraceRequest,
-    schemas.AttentionRequest,
     schemas.AttributionRequest,
     schemas.HeadsRequest,
     schemas.CorpusRequest,

@@ -117,6 +117,17 @@ def test_the_focus_of_a_comparison_is_on_the_same_token(page: Any, url: str) -> 
     assert len(labels) == 1
 
 
+def test_the_maps_of_a_comparison_start_at_the_same_height(page: Any, url: str) -> None:
+    page.set_viewport_size({"width": 1200, "height": 900})
+    open_page(page, url, f"text={SOURCE}&tab=compare&edits={MASKED}&row=1&column=2")
+    page.wait_for_selector("#average")
+    maps = [figure.bounding_box() for figure in page.locator(".pane canvas-figure").all()]
+    titles = [title.bounding_box() for title in page.locator(".pane > div > p").all()]
+    assert len({box["height"] for box in titles}) == 2, "one title wraps"
+    assert len({box["x"] for box in maps}) == 3
+    assert len({box["y"] for box in maps}) == 1
+
+
 def test_a_comparison_has_words(page: Any, url: str) -> None:
     open_page(page, url, f"text={SOURCE}&tab=compare&model=0&other=1")
     page.wait_for_selector("#average")

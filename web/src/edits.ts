@@ -91,7 +91,7 @@ export function describeEdits(edits: readonly Edit[], text: string, trace: Trace
   });
 }
 
-const isEqual = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right);
+export const isEqual = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right);
 const targetOf = (edit: Edit): unknown[] => [edit["attention"], edit["head"] ?? null, edit["step"] ?? null];
 const setsRow = (edit: Edit): boolean => edit.kind === "set_row" || edit.kind === "uniform_row";
 const isToken = (edit: Edit): boolean => edit["unit"] === "token";

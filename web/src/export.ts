@@ -1,5 +1,6 @@
 /** Exports: a view as PNG, SVG or JSON, and the page with what it shows as one HTML file. */
 import { nameCorpus, type EmbeddedData, type Result, type ResultRequest } from "./client.js";
+import { isEqual } from "./edits.js";
 import { paint, renderSvg, type Figure } from "./figures.js";
 import { isDark, LIGHT } from "./palette.js";
 import type { MetricsRequest, TraceRequest } from "./requests.js";
@@ -92,10 +93,8 @@ async function collectTraces(store: Store, visits: readonly Visit[]): Promise<Tr
 function belongsTo({ request: shown, state }: Visit, request: TraceRequest): boolean {
   const known = new Set(state.edits.map((edit) => JSON.stringify(edit)));
   const edits = (request.edits ?? []) as readonly Edit[];
-  return isSame(request.source, shown.source) && isSame(request.search, shown.search) && edits.every((edit) => known.has(JSON.stringify(edit)));
+  return isEqual(request.source, shown.source) && isEqual(request.search, shown.search) && edits.every((edit) => known.has(JSON.stringify(edit)));
 }
-
-const isSame = (left: unknown, right: unknown): boolean => JSON.stringify(left) === JSON.stringify(right);
 
 /** The trace contains the pixels of an image that was opened, so its file is replaced by its name. */
 function nameImage<R extends TraceRequest | Exclude<ResultRequest, MetricsRequest>>({ state }: Visit, request: R): R {
@@ -110,8 +109,8 @@ function collectResults(store: Store, visits: readonly Visit[], traces: Traces, 
     if (!("source" in request)) return corpus ? [{ request, result }] : [];
     const { source } = request;
     // What is explained is the text with its edits.
-    const visit = visits.find((each) => isSame(each.request.source, source)) ?? visits[0]!;
-    const isShown = effects.includes(key) || isSame(visit.request.source, source) || ("text" in source && traces.some(({ document }) => document.source.text === source.text));
+    const visit = visits.find((each) => isEqual(each.request.source, source)) ?? visits[0]!;
+    const isShown = effects.includes(key) || isEqual(visit.request.source, source) || ("text" in source && traces.some(({ document }) => document.source.text === source.text));
     return isShown ? [{ request: nameImage(visit, request), result }] : [];
   });
 }

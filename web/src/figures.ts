@@ -250,12 +250,7 @@ export class MatrixFigure implements Figure {
   }
 }
 
-export interface LinesOptions extends Frame {
-  weights: Matrix;
-  axes: Axes;
-  marks?: Marks | undefined;
-}
-
+export type LinesOptions = Omit<MatrixOptions, "colors">;
 
 /** Return the width and the opacity of the line of a weight. */
 const styleLine = (weight: number, fontSize: number): [stroke: number, opacity: number] => [(0.05 + 0.25 * weight) * fontSize, Math.min(1, 0.9 * weight + 0.08)];

@@ -66,11 +66,6 @@ export function colorOf(palette: Palette, weight: number): string {
   return at(palette.ramp, levelOf(weight));
 }
 
-/** The color of a difference between −1 and 1. */
-export function differenceColor(palette: Palette, difference: number): string {
-  return at(palette.diverging, levelOf((difference + 1) / 2));
-}
-
 /** Use the theme that the reader chose, or the one that the system prefers. */
 export function applyTheme(): void {
   const chosen = localStorage.getItem("regard.theme");

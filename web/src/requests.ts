@@ -4,20 +4,6 @@ export const MAX_TEXT = 2000;
 export const MAX_BEAM = 20;
 export const MAX_ROWS = 2000;
 
-/** A trace, and the names of the attentions whose weights are requested. */
-export interface AttentionRequest {
-  model: string;
-  source: TextSource | ImageSource | ExampleSource;
-  search?: SearchRequest;
-  target?: string | null;
-  edits?: readonly Record<string, unknown>[];
-  queries?: boolean;
-  states?: boolean;
-  candidates?: number;
-  summary?: boolean;
-  names: readonly string[];
-}
-
 /** What to explain, with which methods, and which token or target to contrast it with. */
 export interface AttributionRequest {
   model: string;

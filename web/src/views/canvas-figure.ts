@@ -74,13 +74,13 @@ export class CanvasFigure extends LitElement {
       return;
     }
     const clamp = (value: number, count: number): number => Math.max(0, Math.min(count - 1, value));
-    const target = this.findTarget(event.key, rows, columns);
+    const target = this.findTarget(event.key, columns);
     if (!target || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     this.fire("cell-focus", { row: clamp(target[0], rows), column: clamp(target[1], columns) }, false);
   }
 
-  private findTarget(key: string, _rows: number, columns: number): [number, number] | null {
+  private findTarget(key: string, columns: number): [number, number] | null {
     const { row, column } = this.focused;
     if (key === "Home") return [row, 0];
     if (key === "End") return [row, columns - 1];

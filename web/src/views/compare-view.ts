@@ -40,6 +40,8 @@ export class CompareView extends View {
     shared,
     css`
       .panes { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: var(--space-3); align-items: start; }
+      /* The maps of a line start at the same height, whichever titles wrap. */
+      .pane { grid-row: span 2; grid-template-rows: subgrid; }
       .output { font-size: var(--size-4); line-height: 1.3; }
       .output mark { background: var(--tint); color: inherit; box-shadow: inset 0 -3px var(--accent); border-radius: 2px; }
       .change { font-size: var(--size-3); font-weight: 600; }
