@@ -14,24 +14,25 @@ from regard.data.settings import FilesData, sides
 from regard.runs.folder import RunFolder
 from regard.runs.settings import RunSettings
 from regard.training.planning import autoconfig, choosing
-from regard.training.planning.autoconfig import ChosenSettings, choose
+from regard.training.planning.autoconfig import VOCABULARIES, ChosenSettings, choose
 from regard.training.planning.budget import TrainingSpeed, fit_schedule, shrink
 from regard.training.planning.trials import measure_speed
 
 Pairs = list[tuple[str, str]]
 
-GENERATOR = random.Random(0)
 WORDS = ["the", "old", "man", "saw", "a", "white", "dog", "near", "river", "house"]
 
 
 def sentences(count: int = 300) -> Pairs:
-    texts = [" ".join(GENERATOR.choices(WORDS, k=GENERATOR.randint(4, 9))) for _ in range(count)]
+    rng = random.Random(count)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) for _ in range(count)]
     return [(text, text.upper()) for text in texts]
 
 
 def pronunciations(count: int = 300) -> Pairs:
     """Words, and one phoneme for each letter."""
-    words = ["".join(GENERATOR.choices("abcdefghij", k=GENERATOR.randint(3, 8))) for _ in range(count)]
+    rng = random.Random(count)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(3, 8))) for _ in range(count)]
     return [(word, " ".join(f"{letter.upper()}H" for letter in word)) for word in words]
 
 
@@ -87,7 +88,8 @@ def test_words_are_split_into_characters_and_pronunciations_into_phonemes(tmp_pa
 
 
 def test_hangul_syllables_are_decomposed_into_letters(tmp_path: Path) -> None:
-    syllables = ["".join(chr(0xAC00 + GENERATOR.randrange(11_172)) for _ in range(3)) for _ in range(300)]
+    rng = random.Random(0)
+    syllables = ["".join(chr(0xAC00 + rng.randrange(11_172)) for _ in range(3)) for _ in range(300)]
     chosen = choose(write_pairs(tmp_path, [(word, "H AH N") for word in syllables]), {}, cuda=False)
     assert chosen.settings.tokenizer.model_dump()["source"]["normalization"] == "nfd"
     assert "Tokenizer: Hangul letters (한 → ㅎㅏㄴ) → space-separated symbols." in chosen.reasons
@@ -181,19 +183,15 @@ def test_without_minutes_training_ends_after_enough_epochs_or_ten_minutes(tmp_pa
 def test_if_time_is_short_batches_are_smaller_and_with_few_tokens_the_model_too(tmp_path: Path) -> None:
     chosen, speed = choose(write_pairs(tmp_path, sentences(6_000)), {}, cuda=False), TrainingSpeed({1: 1.0}, 200.0)
     small = shrink(chosen, speed, 60.0, {})
-    assert (small.settings.model.embedding_size, small.settings.training.batch_tokens) == (128, 256)
+    assert (small.settings.model.embedding_size, small.settings.training.batch_tokens) == (64, 256)
     assert "The time allows about 51 steps (0.26 epochs)" in small.reasons[-1]
     assert "embedding" not in shrink(chosen, speed, 60.0, {"model.embedding": 256}).reasons[-1]
-    assert (
-        "embedding"
-        not in shrink(choose(write_pairs(tmp_path, sentences(1_000)), {}, cuda=False), speed, 60.0, {}).reasons[-1]
-    )  # it is 128 already
     several = shrink(chosen, speed, 600.0, {})  # 510 steps, 2.6 epochs
     assert (several.settings.model.embedding_size, several.settings.training.batch_tokens) == (256, 512)
     assert shrink(chosen, speed, 1_200.0, {}) is chosen
 
 
-@pytest.mark.parametrize(("seconds", "batch", "rate", "width"), [(90.0, 256, 0.008, 128), (150.0, 512, 0.002, 256)])
+@pytest.mark.parametrize(("seconds", "batch", "rate", "width"), [(165.0, 256, 0.004, 64), (180.0, 512, 0.002, 256)])
 @pytest.mark.parametrize("steps_per_epoch", [50.0, 2_000.0])
 def test_few_tokens_get_a_small_model_small_batches_and_a_high_rate_whatever_share_of_an_epoch_they_are(
     tmp_path: Path, seconds: float, batch: int, rate: float, width: int, steps_per_epoch: float
@@ -208,11 +206,34 @@ def test_below_one_epoch_hard_monotonic_attention_gets_more_updates(tmp_path: Pa
     chosen = choose(write_pairs(tmp_path, pronunciations(2_000)), {}, cuda=False)
     assert is_monotonic(chosen)
     several, less = (
-        shrink(chosen, TrainingSpeed({1: 1.0}, steps_per_epoch), 600.0, {}).settings.training
+        shrink(chosen, TrainingSpeed({1: 1.0}, steps_per_epoch), 720.0, {}).settings.training
         for steps_per_epoch in (100.0, 2_000.0)
     )
     assert [training.batch_tokens for training in (several, less)] == [512, 256]
     assert less.learning_rate > several.learning_rate
+
+
+def test_with_few_tokens_hard_monotonic_attention_is_replaced_unless_the_model_is_set_by_the_user(
+    tmp_path: Path,
+) -> None:
+    data, speed = write_pairs(tmp_path, pronunciations(2_000)), TrainingSpeed({1: 1.0}, 100.0)
+    chosen = choose(data, {}, cuda=False)
+    assert is_monotonic(chosen)
+    enough, few = shrink(chosen, speed, 350.0, {}), shrink(chosen, speed, 250.0, {})  # 297 and 212 steps of 512 tokens
+    assert is_monotonic(enough)
+    model, training = few.settings.model, few.settings.training
+    assert model.architecture.endswith("GRU 1 × 64 encoder, GRU 1 × 128 decoder (bahdanau), additive attention")
+    assert (training.batch_tokens, training.learning_rate, training.ema_decay) == (256, 0.004, 0.0)
+    assert "a GRU with additive attention learns more than hard monotonic attention" in few.reasons[-1]
+    overrides = {"model.dropout": 0.2}
+    assert is_monotonic(shrink(choose(data, overrides, cuda=False), speed, 250.0, overrides))
+
+
+@pytest.mark.parametrize("vocabulary", [size for _, size in VOCABULARIES])
+def test_few_tokens_get_a_small_vocabulary(tmp_path: Path, vocabulary: int) -> None:
+    chosen, speed = choose(write_pairs(tmp_path, sentences()), {}, cuda=False), TrainingSpeed({1: 1.0}, 200.0)
+    large = resolve(RunSettings, chosen.settings.model_dump(mode="json"), {"tokenizer.vocabulary": vocabulary})
+    assert flatten(shrink(ChosenSettings(large, []), speed, 60.0, {}).settings)["tokenizer.vocabulary"] == 2_000
 
 
 def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Automatic configuration: choose settings from statistics of the training pairs, and give a reason for each choice."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,11 +24,11 @@ TextKind = Literal["sentences", "words", "symbols"]
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}
 """Scripts that do not separate words by spaces."""
 
-VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000))
-"""(pairs, size): the vocabulary size for fewer than this number of pairs; 32,000 for more."""
+VOCABULARIES = ((20_000, 2_000), (500_000, 8_000), (5_000_000, 16_000), (math.inf, 32_000))
+"""(pairs, size): the vocabulary size for fewer than this number of pairs."""
 
-MAX_EPOCHS = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30))
-"""(pairs, epochs): without a deadline, the maximum number of epochs for fewer than this number of pairs; else 10."""
+MAX_EPOCHS = ((1_000, 100), (5_000, 200), (20_000, 100), (100_000, 60), (1_000_000, 30), (math.inf, 10))
+"""(pairs, epochs): without a deadline, the maximum number of epochs for fewer than this number of pairs."""
 
 _MIN_SYMBOL_COUNT = 4
 """Symbols occur at least this often on average; words that are mostly distinct are not symbols."""
@@ -175,7 +176,7 @@ def _tokenizer_settings(
     """Return a description of the tokens, and the settings of the tokenizer."""
     shared = scripts[0] == scripts[1]
     if "sentences" in kinds:
-        size = next((size for pairs, size in VOCABULARIES if facts["pairs"] < pairs), 32_000)
+        size = next(size for pairs, size in VOCABULARIES if facts["pairs"] < pairs)
         alphabet = max(facts["source"]["alphabet"], facts["target"]["alphabet"])
         size = max(size, 2 * alphabet)
         vocabularies = "shared by both sides" if shared else "one vocabulary per side, because the scripts differ"
@@ -234,12 +235,17 @@ def _choose_model(choices: Choices, pairs: int, *, monotonic: bool, cuda: bool) 
     choices.add(
         f"Model: GRU with additive attention, hidden size {size}, dropout {dropout}, because it learns fastest on a "
         "CPU.",
-        model={
-            "kind": "recurrent", "embedding": size, "dropout": dropout, "attention": "bahdanau",
-            "encoder": {"cell": "gru", "hidden": size, "bidirectional": True},
-            "decoder": {"cell": "gru", "hidden": size, "order": "bahdanau"},
-        },
-    )  # fmt: skip
+        model=describe_gru(size, size, size, dropout),
+    )
+
+
+def describe_gru(embedding: int, encoder: int, decoder: int, dropout: float) -> dict[str, Any]:
+    """Return the settings of a GRU with additive attention, from the sizes of its parts."""
+    return {
+        "kind": "recurrent", "embedding": embedding, "dropout": dropout, "attention": "bahdanau",
+        "encoder": {"cell": "gru", "hidden": encoder, "bidirectional": True},
+        "decoder": {"cell": "gru", "hidden": decoder, "order": "bahdanau"},
+    }  # fmt: skip
 
 
 def _inherit_model(choices: Choices, overrides: Mapping[str, Any]) -> bool:
@@ -295,7 +301,7 @@ def _choose_training(
     # A small corpus is split into several batches, so that an epoch has several updates.
     batch = min(batch, max(_MIN_BATCH_TOKENS, tokens // _MIN_BATCHES))
     batch = max(batch, 2 * max_length)
-    epochs = next((epochs for pairs, epochs in MAX_EPOCHS if facts["pairs"] < pairs), 10)
+    epochs = next(epochs for pairs, epochs in MAX_EPOCHS if facts["pairs"] < pairs)
     steps = max(MIN_STEPS, int(1.1 * epochs * tokens / batch))
     transformer = choices.groups["model"]["kind"] == "transformer"
     metric, extra_metrics = {

@@ -10,7 +10,13 @@ from regard.formatting import quantity
 from regard.models.settings import RecurrentEncoderSettings, RecurrentModel
 from regard.runs.folder import INIT_FROM
 from regard.runs.settings import RunSettings
-from regard.training.planning.autoconfig import MIN_STEPS, VOCABULARIES, ChosenSettings
+from regard.training.planning.autoconfig import (
+    MIN_STEPS,
+    VOCABULARIES,
+    ChosenSettings,
+    describe_gru,
+    select_overrides,
+)
 
 DEFAULT_MINUTES = 10.0
 
@@ -71,13 +77,29 @@ class TrainingSpeed(NamedTuple):
 _SMALL_BATCH = 512
 """The number of tokens in a smaller batch."""
 
-_FEW_TOKENS = 200_000
+_FEW_TOKENS = 300_000
 """With fewer tokens in all batches together, a smaller model, still smaller batches and a higher learning rate learn
 more.
 """
 
-_SMALLEST_BATCH, _HIGH_RATE, _SMALL_HIDDEN, _SMALL_VOCABULARY = 256, 0.008, 128, 2_000
-"""Settings that learn from few tokens."""
+_MONOTONIC_TOKENS = 128_000
+"""With fewer tokens, hard monotonic attention does not start to learn, and is replaced."""
+
+_SMALLEST_BATCH, _SMALL_VOCABULARY = 256, 2_000
+
+
+class _SmallModel(NamedTuple):
+    """The sizes of a model that learns from few tokens, and its learning rate."""
+
+    embedding: int
+    encoder: int
+    decoder: int
+    learning_rate: float
+
+
+_SMALLEST = _SmallModel(embedding=64, encoder=64, decoder=128, learning_rate=0.004)
+_SMALL = _SmallModel(embedding=128, encoder=128, decoder=128, learning_rate=0.008)
+"""For hard monotonic attention, which starts to learn earlier with a higher learning rate, and for captions."""
 
 
 def _with_groups(key: str) -> set[str]:
@@ -94,40 +116,64 @@ def shrink(
     steps = _count_possible_steps(speed, seconds_left)
     epochs = steps / speed.steps_per_epoch
     settings, overridden = chosen.settings, set(overrides)
-    model, tokenizer, batch = settings.model, settings.tokenizer, settings.training.batch_tokens
     fixed_steps = bool(overridden & {"training.steps", "training"})
-    if steps >= _FEW_UPDATES or fixed_steps or not isinstance(model, RecurrentModel):
+    if steps >= _FEW_UPDATES or fixed_steps or not isinstance(settings.model, RecurrentModel):
         return chosen
+    is_new, batch = INIT_FROM not in overridden, settings.training.batch_tokens
+    own_model = not is_new or bool(select_overrides("model", overrides))
     smaller: dict[str, Any] = {}
-    few_tokens = epochs < 1 if batch is None else steps * batch < _FEW_TOKENS
-    # Hard monotonic attention starts to learn after some hundred updates.
-    few_updates = few_tokens or (epochs < 1 and model.attention.select.kind == "hard_monotonic")
-    fine_tuned = INIT_FROM in overridden
-    if batch is not None:
-        smaller["training.batch_tokens"] = min(_SMALLEST_BATCH if few_updates else _SMALL_BATCH, batch)
-        if few_updates and not fine_tuned:
-            smaller["training.learning_rate"] = _HIGH_RATE
-    if few_tokens and not fine_tuned:
-        smaller["model.embedding"] = min(_SMALL_HIDDEN, model.embedding)
-        if isinstance(model.encoder, RecurrentEncoderSettings):
-            smaller["model.encoder.hidden"] = min(_SMALL_HIDDEN, model.encoder.hidden)
-        smaller["model.decoder.hidden"] = min(_SMALL_HIDDEN, model.decoder.hidden)
-        # A vocabulary of another size was enlarged for a large alphabet.
-        if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
-            smaller["tokenizer.vocabulary"] = min(_SMALL_VOCABULARY, tokenizer.vocabulary)
+    subject = "the model learns more with"
+    if batch is not None and steps * batch < _MONOTONIC_TOKENS and _is_monotonic(settings) and not own_model:
+        settings = _replace_monotonic_attention(settings)
+        subject = "a GRU with additive attention learns more than hard monotonic attention, with"
+        smaller["training.ema_decay"] = 0.0
+    smaller |= _choose_smaller(settings, steps, epochs, is_new=is_new)
     before = flatten(settings)
     smaller = {
         key: value for key, value in smaller.items() if value != before.get(key) and not overridden & _with_groups(key)
     }
     if not smaller:
         return chosen
-    resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
     changes = ", ".join(f"{key}={value}" for key, value in smaller.items())
     reason = (
-        f"The time allows about {quantity(steps, 'step')} ({epochs:.2g} epochs). In that time, the model learns more "
-        f"with {changes}."
+        f"The time allows about {quantity(steps, 'step')} ({epochs:.2g} epochs). In that time, {subject} {changes}."
     )
+    resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
     return ChosenSettings(resolved, [*chosen.reasons, reason])
+
+
+def _is_monotonic(settings: RunSettings) -> bool:
+    return isinstance(settings.model, RecurrentModel) and settings.model.attention.select.kind == "hard_monotonic"
+
+
+def _replace_monotonic_attention(settings: RunSettings) -> RunSettings:
+    model = describe_gru(_SMALLEST.embedding, _SMALLEST.encoder, _SMALLEST.decoder, settings.model.embedding_dropout)
+    return resolve(RunSettings, {**settings.model_dump(mode="json"), "model": model}, {})
+
+
+def _choose_smaller(settings: RunSettings, steps: int, epochs: float, *, is_new: bool) -> dict[str, Any]:
+    """Return settings for few updates. The sizes and the learning rate of a model that is fine-tuned are kept."""
+    model, tokenizer, batch = settings.model, settings.tokenizer, settings.training.batch_tokens
+    assert isinstance(model, RecurrentModel)
+    smaller: dict[str, Any] = {}
+    few_tokens = epochs < 1 if batch is None else steps * batch < _FEW_TOKENS
+    sizes = _SMALL if _is_monotonic(settings) or batch is None else _SMALLEST
+    if batch is not None:
+        few_updates = few_tokens or (epochs < 1 and _is_monotonic(settings))
+        smaller["training.batch_tokens"] = min(_SMALLEST_BATCH if few_updates else _SMALL_BATCH, batch)
+        if few_updates and is_new:
+            smaller["training.learning_rate"] = sizes.learning_rate
+            if not isinstance(tokenizer, BPETokenizer):
+                smaller["training.label_smoothing"] = 0.0
+    if few_tokens and is_new:
+        smaller["model.embedding"] = min(sizes.embedding, model.embedding)
+        if isinstance(model.encoder, RecurrentEncoderSettings):
+            smaller["model.encoder.hidden"] = min(sizes.encoder, model.encoder.hidden)
+        smaller["model.decoder.hidden"] = min(sizes.decoder, model.decoder.hidden)
+        # A vocabulary of another size was enlarged for a large alphabet.
+        if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
+            smaller["tokenizer.vocabulary"] = min(_SMALL_VOCABULARY, tokenizer.vocabulary)
+    return smaller
 
 
 def _count_possible_steps(speed: TrainingSpeed, seconds_left: float) -> int:

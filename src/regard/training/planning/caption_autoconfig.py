@@ -129,7 +129,7 @@ def _choose_tokenizer(choices: Choices, facts: Mapping[str, Any], kind: TextKind
             tokenizer={"kind": "word", "min_count": min_count},
         )
     else:
-        size = max(next((size for count, size in VOCABULARIES if pairs < count), 32_000), 2 * target["alphabet"])
+        size = max(next(size for count, size in VOCABULARIES if pairs < count), 2 * target["alphabet"])
         choices.add(
             f"Tokenizer: BPE with {size:,} subwords, because most words are rare.",
             tokenizer={"kind": "bpe", "vocabulary": size},
@@ -185,7 +185,7 @@ def _choose_training(choices: Choices, facts: Mapping[str, Any], kind: TextKind,
     """Choose the schedule, and a length limit of predictions that is twice the usual length of captions."""
     pairs = facts["pairs"]
     batch = 4 * _BATCH if cuda and pairs >= _MANY_PAIRS else _BATCH
-    epochs = next((epochs for count, epochs in MAX_EPOCHS if pairs < count), 10)
+    epochs = next(epochs for count, epochs in MAX_EPOCHS if pairs < count)
     steps = max(MIN_STEPS, epochs * pairs // batch)
     metric, extra_metrics = {
         "sentences": (_BLEU, ["cider"]),
