@@ -55,13 +55,11 @@ LEARNED, NOT_LEARNED, OTHER_DOMAIN = "#0072b2", "#999999", "#d55e00"
 
 def draw(rows: Rows, path: Path) -> None:
     """Draw a panel for each task: the accuracy of each model, and that at a place nearby if it is higher."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     names = [name for name in rows if name != "chance"][::-1]
     figure = Figure(figsize=(13, 0.3 * len(names) + 1.8), layout="constrained")
-    FigureCanvasAgg(figure)
     *panels, europarl = figure.subplots(1, len(COLUMNS) + 1, sharey=True)
     for axes, task in zip(panels, COLUMNS, strict=True):
         axes.set_title("Multi30k (silver)" if task == "multi30k" else task, fontsize=10)

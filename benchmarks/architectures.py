@@ -92,11 +92,9 @@ def score(folder: Path, settings: RunSettings) -> dict[str, Any]:
 
 
 def plot(results: list[Mapping[str, Any]], task: str, path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for result in results:
         lengths = {int(length): share for length, share in result["lengths"].items()}

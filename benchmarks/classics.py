@@ -424,11 +424,9 @@ def _format_interval(interval: tuple[float, float]) -> str:
 
 def plot(experiment: Experiment, results: Results, outcomes: Sequence[Outcome], path: Path) -> None:
     """Plot BLEU by the length of the source for each system, and the differences of the contrasts."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 0.5 * len(outcomes) + 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for number, system in enumerate(experiment.systems):
         if points := list(_compute_by_length(results, system)):

@@ -159,12 +159,10 @@ def measure_growth(quantity: str, name: str, repeats: int) -> Curve:
 
 def plot(curves: dict[tuple[str, str], Curve], path: Path) -> None:
     """Draw times, and multiply-adds with the same value at the largest size."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(quantity for quantity, _ in curves))
     figure = Figure(figsize=(11, 5.6), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(2, 4).flat
     for quantity, axes in zip(quantities, panels, strict=False):
         selected = {name: curve for (other, name), curve in curves.items() if other == quantity}

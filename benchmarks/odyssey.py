@@ -345,11 +345,9 @@ def build_report(trials: list[Trial]) -> str:
 
 def plot(trials: list[Trial], path: Path) -> None:
     """Plot the test scores of the best trials of each cell, and of all trials, as in the paper."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     vanilla = best_test_scores([trial for trial in trials if trial.cell == "vanilla"])
     tops = []

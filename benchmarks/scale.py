@@ -269,12 +269,10 @@ def predict(model: Model) -> dict[str, str]:
 
 def plot(model: Model, path: Path) -> None:
     """Draw the efficiency of training by the number of GPUs, and the time of each stage by the number of pairs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     c = model.constants
     figure = Figure(figsize=(10, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     gpus = [2**power for power in range(10)]
     without_flags = Model(replace(c, gloo_hop_s=0.0))

@@ -1,15 +1,11 @@
 """Translations of sentences with word alignments, and archives, for tests of documents."""
 
 import io
-import re
 import zipfile
 from collections.abc import Mapping
 
-from regard.serving.documents.text import Span, Translation
-
-
-def find_words(text: str) -> list[Span]:
-    return [match.span() for match in re.finditer(r"\S+", text)]
+from regard.data.tokens.tokenizers import find_words
+from regard.serving.documents.text import Translation
 
 
 def align(sentence: str, text: str, links: str) -> Translation:

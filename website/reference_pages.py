@@ -1,6 +1,5 @@
 """The reference of the site, generated from the code: commands, settings and public Python names."""
 
-import enum
 import inspect
 import re
 import types
@@ -115,8 +114,6 @@ def describe_type(annotation: Any, metadata: typing.Sequence[Any] = ()) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         kinds = annotation.kinds()
         return KIND + ", ".join(f"`{kind}`" for kind in kinds) if kinds else "group"
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return ", ".join(f"`{member.value}`" for member in annotation)
     types_by_name = {bool: "`true`, `false`", int: "integer", float: "number", str: "text", dict: "mapping"}
     name = types_by_name.get(annotation, getattr(annotation, "__name__", "any value"))
     return " ".join([name, ", ".join(_describe_bounds(metadata))]).strip()

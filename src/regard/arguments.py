@@ -83,7 +83,7 @@ def check_metrics(metrics: Any) -> list[Any]:
 
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8
 )}  # fmt: skip
 
 
@@ -106,17 +106,15 @@ def check_device(device: str | torch.device, argument: str = "device") -> torch.
     return parsed
 
 
-def check_dtype(dtype: str | torch.dtype, argument: str = "dtype", *, or_int8: bool = False) -> torch.dtype:
-    """Return the floating-point dtype. With `or_int8`, it can also be int8."""
-    check_type(argument, dtype, str | torch.dtype, "a torch.dtype or its name ('float32')")
+def check_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Return the dtype of the weights of a model."""
+    check_type("dtype", dtype, str | torch.dtype, "a torch.dtype or its name ('float32')")
     name = str(dtype).removeprefix("torch.")
-    available = DTYPES | ({"int8": torch.int8} if or_int8 else {})
-    if name not in available:
+    if name not in DTYPES:
         raise ConfigError(
-            f"{argument}={name}: not a supported dtype.{did_you_mean(name, available)} Available: "
-            f"{', '.join(available)}."
+            f"dtype={name}: not a supported dtype.{did_you_mean(name, DTYPES)} Available: {', '.join(DTYPES)}."
         )
-    return available[name]
+    return DTYPES[name]
 
 
 def check_tensors(**arguments: object) -> None:

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,7 +105,7 @@ def test_the_learning_rate_is_continuous_across_a_revision() -> None:
 
 def test_a_schedule_can_be_saved_as_json() -> None:
     schedule = Schedule.of(100).revised(40, end=60, thinning=2, threads=1)
-    assert Schedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
+    assert Schedule.from_json(json.loads(json.dumps(asdict(schedule)))) == schedule
 
 
 @pytest.mark.parametrize(

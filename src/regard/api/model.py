@@ -223,7 +223,7 @@ class Model:
         >>> model.to("cpu").to(dtype="float64").predict("3 mai 2009")
         """
         place = None if device is None else check_device(device)
-        kind = None if dtype is None else check_dtype(dtype, or_int8=True)
+        kind = None if dtype is None else check_dtype(dtype)
         if torch.int8 in (kind, self.dtype) and kind in (None, torch.int8):
             obstacle = find_int8_obstacle(place or self.device)
             if obstacle is not None:
@@ -733,7 +733,7 @@ def load(
     for model in (path, *others):
         check_type("path", model, str | Path, "the path of a run folder")
     place = check_device("auto" if device is None else device)
-    kind = None if dtype is None else check_dtype(dtype, or_int8=True)
+    kind = None if dtype is None else check_dtype(dtype)
     opened = open_models(path, *others, accept_changes=check_flag("accept_changes", accept_changes))
     return Model.from_checkpoints(opened, place).to(dtype=kind)
 

@@ -32,9 +32,6 @@ class LayerCache(NamedTuple):
     keys_BHSD: Tensor
     values_BHSD: Tensor
 
-    def select_blocks(self, blocks: Tensor) -> "LayerCache":
-        return LayerCache(*(tensor.index_select(0, blocks) for tensor in self))
-
 
 class CacheIndirection(NamedTuple):
     """Which row of its block computed each step of each row, including the current step.
@@ -250,7 +247,9 @@ def _mask_to_bias(masked_NTK: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _select_blocks(layers: tuple[LayerCache, ...], blocks: Tensor | None) -> tuple[LayerCache, ...]:
     """Select blocks by index; None keeps all of them."""
-    return layers if blocks is None else tuple(layer.select_blocks(blocks) for layer in layers)
+    if blocks is None:
+        return layers
+    return tuple(LayerCache(*(tensor.index_select(0, blocks) for tensor in layer)) for layer in layers)
 
 
 def _resize(tensor: Tensor, axis: int, size: int) -> Tensor:

@@ -40,12 +40,6 @@ class BatchSampler(ABC):
     def epoch_at(self, step: int) -> int:
         return step // self.steps_per_epoch
 
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
 
 def round_up_lengths(lengths: Ids) -> Ids:
     """Round lengths up to one of a few values: eight between each power of two and the next."""

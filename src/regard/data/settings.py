@@ -368,10 +368,7 @@ class PairTokenizer(Settings):
     source: SideChoice
     target: SideChoice
     max_length: Length = Field(1_000, json_schema_extra=MAY_CHANGE_ON_RESUME, description=MAX_LENGTH)
-
-    @property
-    def shared(self) -> bool:
-        return False
+    shared: ClassVar[bool] = False
 
 
 class ImportedTokenizer(Settings):
@@ -386,10 +383,7 @@ class MarianTokenizer(ImportedTokenizer):
     """The tokenizers of an imported Marian model: two SentencePiece models with one vocabulary."""
 
     kind: Literal["marian"] = "marian"
-
-    @property
-    def shared(self) -> bool:
-        return True
+    shared: ClassVar[bool] = True
 
 
 class JoeyTokenizer(ImportedTokenizer):

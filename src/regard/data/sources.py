@@ -292,10 +292,9 @@ def check_index(name: str, index: int, count: int, noun: str, owner: str) -> Non
         raise ConfigError(f"there is no {noun} {index}: {owner} has {quantity(count, noun)}. {accepted}")
 
 
-def check_source(source: Any, reader: SourceReader) -> RawSource:
+def check_source(source: Any, reader: SourceReader) -> None:
     if not reader.is_source(source):
         raise ArgumentTypeError(f"source must be one {reader.noun} ({reader.accepts}), not {type(source).__name__}.")
-    return source
 
 
 def check_sources(source: Any, reader: SourceReader) -> tuple[list[RawSource], bool]:

@@ -54,7 +54,6 @@ from regard.ops.reference_mode import full_precision
 log = logging.getLogger(__name__)
 
 SPECIAL_TOKENS = SpecialTokens(START, END, suppressed=(PAD, UNKNOWN, START))
-DEFAULT_TRACE = TraceOptions()
 
 _BATCHES_PER_WINDOW = 64
 """When pairs are scored, the pairs of this number of batches are tokenized and sorted by length together."""
@@ -189,9 +188,9 @@ class Predictor(Engine):
     def trace(
         self,
         source: SourceItem,
-        search: SearchSettings = GREEDY,
-        constraints: Constraints = NO_CONSTRAINTS,
-        options: TraceOptions = DEFAULT_TRACE,
+        search: SearchSettings,
+        constraints: Constraints,
+        options: TraceOptions,
     ) -> TracedSearch:
         """Return the `nbest` hypotheses for one source with their attention weights, and how they were computed."""
         history: list[BeamStep] = []
@@ -200,7 +199,7 @@ class Predictor(Engine):
             steps = history if search.uses_beam else None
             return trace_hypotheses(self.model, self.collate([source]), nbest, steps, self.tokenizer, options)
 
-    def trace_target(self, source: SourceItem, target: str, options: TraceOptions = DEFAULT_TRACE) -> TracedSearch:
+    def trace_target(self, source: SourceItem, target: str, options: TraceOptions) -> TracedSearch:
         """Return a given target as the hypothesis for a source, and how likely each of its tokens is."""
         [ids] = self.tokenizer.ids([target])
         with self.inference():

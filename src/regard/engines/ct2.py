@@ -24,8 +24,8 @@ from regard.decoding.search import Hypothesis, remove_loops
 from regard.decoding.settings import Precision, SearchSettings
 from regard.decoding.steps import call_before_step
 from regard.engines.conversion import Conversion, find_conversion_obstacle
-from regard.export.ct2 import CTranslate2Exporter, count_positions
-from regard.export.exporter import TrainedModel
+from regard.export.ct2 import CTranslate2Exporter
+from regard.export.exporter import TrainedModel, count_positions
 
 _TORCH_ONLY = (
     "coverage_penalty", "groups", "sample", "mbr_samples", "no_repeat_ngram", "repetition_penalty", "min_length",

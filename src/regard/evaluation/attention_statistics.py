@@ -63,7 +63,7 @@ def diagnose_attention(predictor: Predictor, encoded: EncodedCorpus) -> Attentio
     attentions = []
     for name, role in roles.items():
         numbers[role] = numbers.get(role, 0) + 1
-        if totals[name].batches:
+        if totals[name].sums:
             attentions.append(totals[name].average(name, role, numbers[role]))
     return AttentionDiagnostics(len(encoded), tuple(attentions)) if attentions else None
 
@@ -205,10 +205,8 @@ class AttentionTotals:
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, Tensor] = field(default_factory=dict)
-    batches: int = 0
 
     def add(self, rows: WeightRows) -> None:
-        self.batches += 1
         pairs_BH = rows.counted_BHT.any(-1)
         self._add_averaged("entropy", rows.normalized_entropy_BHT, rows.varied_BHT)
         self._add_averaged("coverage", rows.coverage_BH.unsqueeze(-1), pairs_BH.unsqueeze(-1))

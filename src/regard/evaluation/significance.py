@@ -203,14 +203,10 @@ def correct_benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]
     return adjusted
 
 
-def _keep(p_values: Sequence[float]) -> NDArray[np.float64]:
-    return np.asarray(p_values, np.float64)
-
-
 _CORRECTIONS: dict[CorrectionName, Callable[[Sequence[float]], NDArray[np.float64]]] = {
     "holm": correct_holm,
     "bh": correct_benjamini_hochberg,
-    "none": _keep,
+    "none": np.asarray,
 }
 
 CORRECTION_TITLES: dict[CorrectionName, str] = {

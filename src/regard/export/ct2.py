@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.attention.multihead import MultiHeadAttention
 from regard.attention.positions import sinusoidal_positions
 from regard.errors import ConfigError
-from regard.export.exporter import Exporter, TrainedModel, find_transformer_obstacles
+from regard.export.exporter import Exporter, TrainedModel, count_positions, find_transformer_obstacles
 from regard.models.settings import TransformerModel
 from regard.models.transformer import (
     DecoderLayer,
@@ -19,11 +19,8 @@ from regard.models.transformer import (
     TransformerDecoder,
     TransformerEncoder,
 )
-from regard.runs.settings import RunSettings
 
 Precision = Literal["float32", "bfloat16", "int8"]
-
-_MIN_POSITIONS = 1024
 
 
 @final
@@ -55,11 +52,6 @@ def save_ct2(
     spec.validate()
     spec.optimize(quantization=precision)
     spec.save(str(folder))
-
-
-def count_positions(settings: RunSettings) -> int:
-    """Return the maximum number of tokens of a source or a prediction in an exported model."""
-    return max(_MIN_POSITIONS, 2 * settings.tokenizer.max_length)
 
 
 def _build_spec(model: TrainedModel) -> Any:

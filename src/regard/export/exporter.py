@@ -20,6 +20,8 @@ from regard.runs.folder import RunFolder, local_folder
 from regard.runs.settings import RunSettings
 from regard.urls import is_url
 
+_MIN_POSITIONS = 1024
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -77,6 +79,11 @@ def find_transformer_obstacles(model: ModelSettings, supported: Mapping[str, str
 
 
 _SCORES = ("encoder_score", "self_score", "cross_score")
+
+
+def count_positions(settings: RunSettings) -> int:
+    """Return the maximum number of tokens of a source or a prediction in an exported Transformer."""
+    return max(_MIN_POSITIONS, 2 * settings.tokenizer.max_length)
 
 
 def describe_training(model: TrainedModel) -> str:

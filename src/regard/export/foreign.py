@@ -4,7 +4,6 @@ import io
 import pickletools
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NoReturn, Self
@@ -106,11 +105,7 @@ def check_pickle(file: BinaryIO) -> None:
 
 
 def _check_instructions(file: BinaryIO) -> None:
-    for name, argument in _read_instructions(file):
+    for instruction, argument, _ in pickletools.genops(file):
+        name = instruction.name
         if name in _OTHER_REFERENCES or (name == "GLOBAL" and argument not in _HARMLESS):
             raise ValueError(f"loading it could run code ({name} {quote(argument)})")
-
-
-def _read_instructions(file: BinaryIO) -> Iterator[tuple[str, object]]:
-    for instruction, argument, _ in pickletools.genops(file):
-        yield instruction.name, argument

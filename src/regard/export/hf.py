@@ -13,14 +13,18 @@ from regard.data.settings import JoeyTokenizer, MarianTokenizer, PairTokenizer, 
 from regard.data.tokens import pretokenization
 from regard.data.tokens.sentencepiece import list_marian_tokens, to_model_file
 from regard.data.tokens.tokenizers import END, PAD, SPECIALS, START, UNKNOWN
-from regard.export.exporter import Exporter, TrainedModel, describe_training, find_transformer_obstacles
+from regard.export.exporter import (
+    Exporter,
+    TrainedModel,
+    count_positions,
+    describe_training,
+    find_transformer_obstacles,
+)
 from regard.export.marian import BIAS, EMBEDDINGS, alternate_positions, list_layer_parameters
 from regard.export.marian_files import SAFETENSORS, SETTINGS
 from regard.formatting import to_json
 from regard.models.settings import TransformerModel
 from regard.version import __version__
-
-_MIN_POSITIONS = 1024
 
 
 @final
@@ -64,12 +68,11 @@ def _find_tokenizer_obstacles(model: TrainedModel) -> Iterator[str]:
 
 
 def _describe_config(model: TrainedModel, settings: TransformerModel) -> dict[str, Any]:
-    positions = max(_MIN_POSITIONS, 2 * model.settings.tokenizer.max_length)
     sizes = {
         "d_model": settings.size,
         "vocab_size": len(model.tokenizers.source),
         "decoder_vocab_size": len(model.tokenizers.target),
-        "max_position_embeddings": positions,
+        "max_position_embeddings": count_positions(model.settings),
     }
     for side, layers in (("encoder", settings.layers), ("decoder", settings.attention_layers)):
         sizes |= {
@@ -105,7 +108,7 @@ def _describe_generation(model: TrainedModel) -> dict[str, Any]:
         "decoder_start_token_id": START,
         "forced_eos_token_id": END,
         "suppress_tokens": [PAD, UNKNOWN, START],
-        "max_length": max(_MIN_POSITIONS, 2 * model.settings.tokenizer.max_length),
+        "max_length": count_positions(model.settings),
         "num_beams": 5,
     }
 

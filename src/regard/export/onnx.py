@@ -69,7 +69,7 @@ class OnnxExporter(Exporter):
                 module.prepare_export()
         with torch.no_grad(), reference_mode():
             first, second = (_Example.compute(network, sizes) for sizes in _SIZES)
-            axes = {name: _name_axes(name, *pair) for name, pair in first.pair_shapes(second).items()}
+            axes = {name: _name_axes(name, part, second.tensors[name]) for name, part in first.tensors.items()}
             encoder_graph = _build_encoder(network, first, axes)
             decoder_graph = _build_decoder(network, first, axes)
         _save(encoder_graph, folder / ENCODER)
@@ -142,9 +142,6 @@ class _Example(NamedTuple):
     def started(self) -> dict[str, Tensor]:
         """The parts of the initial state that are not empty, which the encoder graph computes."""
         return {name: part for name, part in _name_tensors("state", self.initial).items() if part.numel()}
-
-    def pair_shapes(self, other: "_Example") -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: (tensor, other.tensors[name]) for name, tensor in self.tensors.items()}
 
 
 def _make_source(network: Seq2Seq, sizes: _Sizes) -> Source:

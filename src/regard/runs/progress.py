@@ -79,9 +79,6 @@ class Schedule:
         """Return the segment of a step: a revision after step n applies from step n + 1."""
         return next((segment for segment in reversed(self.segments) if segment.step < step), self.segments[0])
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         return cls(state["length"], tuple(Segment(**segment) for segment in state["segments"]))

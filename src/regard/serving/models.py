@@ -15,6 +15,7 @@ from regard.config import Settings, resolve
 from regard.data.corpora import RawSource
 from regard.data.settings import FilesData
 from regard.data.sources import Span
+from regard.data.tokens.tokenizers import find_words
 from regard.decoding.constraints import parse_constraints
 from regard.decoding.engine import Engine, Request
 from regard.decoding.settings import EngineName, Precision, SearchSettings
@@ -422,11 +423,6 @@ def _find_languages(name: str, data: Any) -> tuple[str, str] | None:
 
 def _is_language(code: str) -> bool:
     return bool(LANGUAGE_CODE.fullmatch(code)) and code.islower() and name_language(code) != code
-
-
-def find_words(text: str) -> list[Span]:
-    """Return the spans of the words of a text, which white space separates."""
-    return [match.span() for match in re.finditer(r"\S+", text)]
 
 
 def describe_links(source: str, output: Output) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class GraphedGradient:
     """
 
     def __init__(self, model: Seq2Seq, objective: Objective) -> None:
-        self.model, self.objective = model, objective
+        self.objective = objective
         self.graphs: dict[tuple[Shape, bool], cuda_graphs.CapturedGraph | None] = {}
         """By shape, and whether the gradient is written or added."""
         self._adds = False

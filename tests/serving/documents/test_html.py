@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regard.data.tokens.tokenizers import find_words
 from regard.serving.documents.html import parse_html
 from regard.serving.documents.markup import MarkupDocument
 from regard.serving.documents.text import Translation
-from tests_documents import align, find_words
+from tests_documents import align
 
 pytest.importorskip("sentencex", reason="sentencex is missing; install it with: pip install -e '.[test]'")
 

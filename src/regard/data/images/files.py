@@ -112,7 +112,7 @@ class ImageFolder(NamedTuple):
         path = str(fetch(path)) if is_url(path) else path.rstrip("/" + os.sep) or path
         folder = cls(path, tuple(list_images(path)), {})
         paths = {folder.relative(image): image for image in folder.images}
-        for shorten in (_drop_extension, os.path.basename, _stem):
+        for shorten in (_drop_extension, os.path.basename, label_from_name):
             counts = Counter(map(shorten, paths))
             folder.by_name.update({name: paths[full] for full in paths if counts[name := shorten(full)] == 1})
         folder.by_name.update(paths)
@@ -125,8 +125,8 @@ class ImageFolder(NamedTuple):
     def find(self, name: str) -> str | None:
         """Return the path of the image with a name. The extension may differ, because images are often converted."""
         normalized = name.strip().replace("\\", "/").removeprefix("./")
-        for candidate in (normalized, os.path.basename(normalized), _drop_extension(normalized), _stem(normalized)):
-            if candidate in self.by_name:
+        for shorten in (str, os.path.basename, _drop_extension, label_from_name):
+            if (candidate := shorten(normalized)) in self.by_name:
                 return self.by_name[candidate]
         return None
 
@@ -137,13 +137,9 @@ def _drop_extension(name: str) -> str:
     return root if extension.lower() in EXTENSIONS else name
 
 
-def _stem(name: str) -> str:
-    return _drop_extension(os.path.basename(name))
-
-
 def label_from_name(path: str) -> str:
     """Return the name of a file without folder and extension, for corpora in which it is the label."""
-    return _stem(path)
+    return _drop_extension(os.path.basename(path))
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -79,7 +79,7 @@ def _check_document(document: Any) -> None:
         if name not in known and value not in (None, []):
             _reject(name, value)
     _check_sequence("normalizer", document.get("normalizer"), "normalizers", _is_known_normalizer)
-    _check_sequence("decoder", document.get("decoder"), "decoders", _is_known_decoder)
+    _check_sequence("decoder", document.get("decoder"), "decoders", _DECODERS.__contains__)
     _check_pre_tokenizer(document.get("pre_tokenizer"))
     if document.get("post_processor") not in (None, _ADD_END):
         _reject("post_processor", document["post_processor"])
@@ -118,10 +118,6 @@ def _is_known_normalizer(step: Any) -> bool:
     if step.get("type") == "Replace" and pattern is not None:
         return step in _NORMALIZERS or (step.get("content") == "" and pretokenization.is_mark_pattern(pattern))
     return step in _NORMALIZERS
-
-
-def _is_known_decoder(step: Any) -> bool:
-    return step in _DECODERS
 
 
 def _check_pre_tokenizer(part: Any) -> None:

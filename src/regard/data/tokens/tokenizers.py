@@ -67,7 +67,7 @@ class TokenizedText(NamedTuple):
 
     def by_word(self, text: str) -> list[tuple[Span, list[int]]]:
         """Return the span of each word of the encoded text, and the indices of its tokens. A tag is a word."""
-        spans = _find_words(text)
+        spans = find_words(text)
         tags = {span for span, token in zip(self.offsets, self.texts, strict=True) if _is_tag(token)}
         if tags:
             first = min(tags)[0]
@@ -353,10 +353,11 @@ def index_words(text: str, offsets: Sequence[Span]) -> list[int]:
 
     A token that contains several words belongs to the first.
     """
-    return _assign_to_words(offsets, _find_words(text))
+    return _assign_to_words(offsets, find_words(text))
 
 
-def _find_words(text: str) -> list[Span]:
+def find_words(text: str) -> list[Span]:
+    """Return the spans of the words of a text, which white space separates."""
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 

@@ -94,13 +94,11 @@ def _names(systems: Sequence[System]) -> str:
 
 def new_grid(panels: int, height: float, width: float = PANEL_WIDTH) -> tuple[Any, list[Any]]:
     """Return a figure with a number of panels of a size in inches, and the axes of each."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = max(1, min(_MAX_COLUMNS, panels, int(_MAX_WIDTH / width)))
     rows = -(-panels // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, [figure.add_subplot(rows, columns, index) for index in range(1, panels + 1)]
 
 

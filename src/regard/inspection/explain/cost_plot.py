@@ -107,14 +107,12 @@ def draw_cost(settings: ModelSettings, vocabularies: tuple[int, int], cost: Mode
 
 def build_figure(cost: ModelCost, title: str, measurement: Measurement) -> Any:
     """Draw both costs relative to their value at the longest length, so that their shapes can be compared."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     forward, lengths, longest = cost.forward, measurement.lengths, measurement.lengths[-1]
     total = forward(longest, longest)
     linear = forward - forward.attention_terms
     figure = Figure(figsize=(6, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     label = f"predicted: {format_count(total)} multiply-adds at {longest:,}"
     axes.plot(lengths, _values(forward, lengths, total), color=CATEGORY_COLORS[0], linewidth=2, label=label)

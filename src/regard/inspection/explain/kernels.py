@@ -24,14 +24,9 @@ def describe_kernels(model: Seq2Seq) -> list[str]:
 
 def _merge(described: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Merge identical descriptions of modules whose names differ only in the number of the layer."""
-
-    def signature(entry: tuple[str, str]) -> tuple[str, str]:
-        name, description = entry
-        return re.sub(r"\d+", "", name), description
-
     groups: dict[tuple[str, str], list[str]] = {}
-    for entry in described:
-        groups.setdefault(signature(entry), []).append(entry[0])
+    for name, description in described:
+        groups.setdefault((re.sub(r"\d+", "", name), description), []).append(name)
     for (_, description), names in groups.items():
         yield f"{_join_names(names)}: {description}"
 

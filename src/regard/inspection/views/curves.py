@@ -144,7 +144,6 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 def build_figure(panels: Sequence[Panel]) -> Any:
     """Draw the panels in a grid. Training is a thin line, validation has points, and the best checkpoint is marked."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     runs = run_names(panels)
@@ -155,7 +154,6 @@ def build_figure(panels: Sequence[Panel]) -> Any:
     legend_columns = count_legend_columns(handles, width)
     legend_rows = -(-len(handles) // legend_columns)
     figure = Figure(figsize=(width, 2.8 * rows + 0.2 * legend_rows), layout="constrained")
-    FigureCanvasAgg(figure)
     last_step = max(step for panel in panels for curve in panel.curves for step in curve.steps)
     for index, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(rows, columns, index)

@@ -4,7 +4,6 @@ B rows, D channels, H and W height and width.
 """
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple, final
 
 import torch
@@ -69,7 +68,10 @@ class EfficientNetLite0(PretrainedBackbone):
 
     def load_pretrained(self) -> None:
         if self.weights == "imagenet":
-            self.load_state_dict(select_weights(read_imagenet_weights(), self.state_dict()))
+            # The weights of later stages and of the classifier are not used.
+            expected = self.state_dict()
+            weights = read_imagenet_weights().items()
+            self.load_state_dict({name: tensor for name, tensor in weights if name in expected})
 
 
 @final
@@ -159,8 +161,3 @@ def _rename(name: str) -> str:
         return f"blocks.{number}.{_BLOCK_MODULES[module]}.{tensor}"
     module, _, tensor = name.partition(".")
     return f"{_MODULES.get(module, module)}.{tensor}"
-
-
-def select_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select the weights of the stages that a network has; those of later stages and of the classifier are not used."""
-    return {name: tensor for name, tensor in weights.items() if name in expected}

@@ -286,15 +286,13 @@ def lstm_scan(
     weights: LSTMWeights,
     mask_NBH: Tensor | None = None,
     valid_TB1: Tensor | None = None,
-    *,
-    scan: type[torch.autograd.Function] = _Scan,
 ) -> tuple[Tensor, ...]:
     """Return the state after each step, (T, N, B, …) for each of its tensors: output, cell state and, with gate
     recurrence, the gates. Past the end of a row, output and cell state are zero if `valid_TB1` is given.
     """
     y, c, *g = state
     g_0 = g[0] if g else None
-    states = scan.apply(variant, a_TNBG, y, c, g_0, *weights, mask_NBH, valid_TB1)  # type: ignore[no-untyped-call]
+    states = _Scan.apply(variant, a_TNBG, y, c, g_0, *weights, mask_NBH, valid_TB1)  # type: ignore[no-untyped-call]
     return tuple(states[: len(state)])
 
 

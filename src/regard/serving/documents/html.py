@@ -15,26 +15,26 @@ from regard.serving.documents.markup import MarkupDocument, Token
 from regard.serving.documents.xml import read_tokens
 
 
-def _split(names: str) -> frozenset[str]:
+def split_names(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_COPIED = _split(
+_COPIED = split_names(
     "audio canvas code iframe kbd math noembed noframes object pre rp rt samp script style svg template textarea var "
     "video xmp"
 )
 """Elements that are not translated, as those with `translate="no"` or the class `notranslate`."""
 
-_INLINE = _split(
+_INLINE = split_names(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd label mark math nobr output q rb "
     "rp rt ruby s samp script small span strike strong style sub sup svg template time tt u var wbr"
 )
 """Elements that are part of a sentence. All others end it, and so does `<br>`, as a line break of a text does."""
 
-_RAW_TEXT = _split("iframe noembed noframes script style textarea title xmp")
+_RAW_TEXT = split_names("iframe noembed noframes script style textarea title xmp")
 """Elements whose content is text: there are no tags in it."""
 
-_VOID = _split("area base br col embed hr img input link meta source track wbr")
+_VOID = split_names("area base br col embed hr img input link meta source track wbr")
 """Elements without an end tag."""
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from regard.serving.documents.html import decode, encode_xml
+from regard.serving.documents.html import decode, encode_xml, split_names
 from regard.serving.documents.markup import Kind, MarkupDocument, Token
 from regard.serving.documents.text import Document, Translation
 from regard.serving.documents.xml import Element, read_elements
@@ -45,23 +45,19 @@ class Dialect(NamedTuple):
     text: str = ""
 
 
-def _split(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
 OPEN_DOCUMENT = Dialect(
-    paragraphs=_split("h p"),
-    inline=_split("a meta span"),
-    breaks=_split("line-break tab"),
-    removed=_split("soft-page-break"),
-    copied=_split("annotation tracked-changes"),
+    paragraphs=split_names("h p"),
+    inline=split_names("a meta span"),
+    breaks=split_names("line-break tab"),
+    removed=split_names("soft-page-break"),
+    copied=split_names("annotation tracked-changes"),
 )
 
 WORD = Dialect(
-    paragraphs=_split("p"),
-    inline=_split("hyperlink ins moveTo smartTag"),
-    breaks=_split("br cr ptab sdt sdtContent tab"),
-    removed=_split("lastRenderedPageBreak proofErr rPr"),
+    paragraphs=split_names("p"),
+    inline=split_names("hyperlink ins moveTo smartTag"),
+    breaks=split_names("br cr ptab sdt sdtContent tab"),
+    removed=split_names("lastRenderedPageBreak proofErr rPr"),
     text='t xml:space="preserve"',
 )
 
