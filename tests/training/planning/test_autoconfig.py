@@ -213,13 +213,13 @@ def test_below_one_epoch_hard_monotonic_attention_gets_more_updates(tmp_path: Pa
     assert less.learning_rate > several.learning_rate
 
 
-def test_with_few_tokens_hard_monotonic_attention_is_replaced_unless_the_model_is_set_by_the_user(
+def test_with_few_pairs_hard_monotonic_attention_is_replaced_unless_the_model_is_set_by_the_user(
     tmp_path: Path,
 ) -> None:
-    data, speed = write_pairs(tmp_path, pronunciations(2_000)), TrainingSpeed({1: 1.0}, 100.0)
+    data, speed = write_pairs(tmp_path, pronunciations(2_000)), TrainingSpeed({1: 1.0}, 100.0, pairs=4_000)
     chosen = choose(data, {}, cuda=False)
     assert is_monotonic(chosen)
-    enough, few = shrink(chosen, speed, 350.0, {}), shrink(chosen, speed, 250.0, {})  # 297 and 212 steps of 512 tokens
+    enough, few = shrink(chosen, speed, 350.0, {}), shrink(chosen, speed, 250.0, {})  # 2.97 and 2.12 epochs
     assert is_monotonic(enough)
     model, training = few.settings.model, few.settings.training
     assert model.architecture.endswith("GRU 1 × 64 encoder, GRU 1 × 128 decoder (bahdanau), additive attention")

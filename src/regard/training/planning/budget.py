@@ -82,8 +82,8 @@ _FEW_TOKENS = 300_000
 more.
 """
 
-_MONOTONIC_TOKENS = 128_000
-"""With fewer tokens, hard monotonic attention does not start to learn, and is replaced."""
+_MONOTONIC_PAIRS = 10_000
+"""With fewer pairs in all batches together, hard monotonic attention does not start to learn, and is replaced."""
 
 _SMALLEST_BATCH, _SMALL_VOCABULARY = 256, 2_000
 
@@ -119,11 +119,12 @@ def shrink(
     fixed_steps = bool(overridden & {"training.steps", "training"})
     if steps >= _FEW_UPDATES or fixed_steps or not isinstance(settings.model, RecurrentModel):
         return chosen
-    is_new, batch = INIT_FROM not in overridden, settings.training.batch_tokens
+    is_new = INIT_FROM not in overridden
     own_model = not is_new or bool(select_overrides("model", overrides))
+    few_pairs = speed.pairs is not None and epochs * speed.pairs < _MONOTONIC_PAIRS
     smaller: dict[str, Any] = {}
     subject = "the model learns more with"
-    if batch is not None and steps * batch < _MONOTONIC_TOKENS and _is_monotonic(settings) and not own_model:
+    if few_pairs and _is_monotonic(settings) and not own_model:
         settings = _replace_monotonic_attention(settings)
         subject = "a GRU with additive attention learns more than hard monotonic attention, with"
         smaller["training.ema_decay"] = 0.0
