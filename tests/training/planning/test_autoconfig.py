@@ -224,7 +224,7 @@ def test_with_few_pairs_hard_monotonic_attention_is_replaced_unless_the_model_is
     model, training = few.settings.model, few.settings.training
     assert model.architecture.endswith("GRU 1 × 64 encoder, GRU 1 × 128 decoder (bahdanau), additive attention")
     assert (training.batch_tokens, training.learning_rate, training.ema_decay) == (256, 0.004, 0.0)
-    assert "a GRU with additive attention learns more than hard monotonic attention" in few.reasons[-1]
+    assert "a GRU with additive attention (embedding 64, encoder 64, decoder 128) learns more" in few.reasons[-1]
     overrides = {"model.dropout": 0.2}
     assert is_monotonic(shrink(choose(data, overrides, cuda=False), speed, 250.0, overrides))
 
@@ -244,6 +244,14 @@ def test_too_little_time_is_reported_with_the_minutes_for_more_epochs(tmp_path: 
     assert slow.reasons[-1].endswith("Two epochs take roughly 1,000 minutes (--minutes 1000).")
     enough = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 10.0), 2.0, 120.0, {})
     assert "two epochs" not in " ".join(enough.reasons)
+
+
+def test_large_numbers_of_minutes_and_epochs_are_printed_without_an_exponent(tmp_path: Path) -> None:
+    chosen = choose(write_pairs(tmp_path, transliterations()), {}, cuda=False)
+    reasons = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 10.0), 240.0, 14_400.0, {}).reasons
+    assert "Time: 240 minutes, about 12,240 steps of 1 s on 1 thread (1,224 epochs)." in reasons
+    one = fit_schedule(chosen, TrainingSpeed({1: 1.0}, 102.0), 2.0, 120.0, {}).reasons
+    assert "Time: 2 minutes, about 102 steps of 1 s on 1 thread (1 epoch). Dropout is 0.1." in one
 
 
 def test_in_a_short_time_few_pairs_are_validated(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ export class EquationView extends View {
           ${tail || figure.lines.some((line) => line.slot === null)
             ? html`<div><button type="button" id="tail" aria-pressed=${tail} @click=${() => this.store.show({ tail: !tail })}>${tail ? "Show fewer keys" : "Show more keys"}</button></div>`
             : ""}
-          <p class="muted small" id="symbols">q is the query of this step; k<sub>j</sub>, e<sub>j</sub>, a<sub>j</sub> and v<sub>j</sub> are the key, score, weight and value of position j; c is the context.</p>
+          <p class="muted small" id="symbols">q is the query of this step; k<sub>j</sub>, e<sub>j</sub>, a<sub>j</sub> and v<sub>j</sub> are the key, score, weight and value of position j; c is the context. W, U and v without an index are learned.</p>
           ${this.renderCheck(part)}
         </section>
       </div>

@@ -32,13 +32,15 @@ least this number of pairs.
 """
 
 _FEW_UPDATES = 1_000
-"""With fewer updates, smaller batches learn more."""
+"""With fewer updates, a model learns more with smaller batches."""
 
 _ENOUGH_EPOCHS = 2
-"""With fewer epochs, a note gives the minutes that this number of epochs takes."""
+"""With fewer epochs, a note gives the number of minutes that this number of epochs takes."""
 
 _MIN_POSITIONS = 20
-"""The minimum length of a schedule. If fewer steps fit the deadline, each advances it by several positions."""
+"""The minimum length of a schedule. If fewer steps fit the deadline, each step advances the schedule by several
+positions.
+"""
 
 
 class TrainingSpeed(NamedTuple):
@@ -60,7 +62,7 @@ class TrainingSpeed(NamedTuple):
         return self.seconds_per_step[self.threads]
 
     def with_batches(self, factor: float) -> "TrainingSpeed":
-        """Estimate the speed with larger batches: the time of a step is proportional to the batch size."""
+        """Estimate the speed if the batch size is multiplied by a factor: the time of a step is proportional to it."""
         seconds = {threads: factor * duration for threads, duration in self.seconds_per_step.items()}
         return self._replace(seconds_per_step=seconds, steps_per_epoch=self.steps_per_epoch / factor)
 
@@ -78,12 +80,14 @@ _SMALL_BATCH = 512
 """The number of tokens in a smaller batch."""
 
 _FEW_TOKENS = 300_000
-"""With fewer tokens in all batches together, a smaller model, still smaller batches and a higher learning rate learn
-more.
+"""With fewer tokens (steps × tokens per batch), a smaller model learns more, with still smaller batches and a higher
+learning rate.
 """
 
 _MONOTONIC_PAIRS = 10_000
-"""With fewer pairs in all batches together, hard monotonic attention does not start to learn, and is replaced."""
+"""With fewer pairs (epochs × pairs of the corpus), a small GRU learns more than hard monotonic attention, which hardly
+starts to learn, and replaces it.
+"""
 
 _SMALLEST_BATCH, _SMALL_VOCABULARY = 256, 2_000
 
@@ -99,7 +103,9 @@ class _SmallModel(NamedTuple):
 
 _SMALLEST = _SmallModel(embedding=64, encoder=64, decoder=128, learning_rate=0.004)
 _SMALL = _SmallModel(embedding=128, encoder=128, decoder=128, learning_rate=0.008)
-"""For hard monotonic attention, which starts to learn earlier with a higher learning rate, and for captions."""
+"""The sizes for hard monotonic attention and for captions. The learning rate is used only for hard monotonic attention,
+which starts to learn earlier with it.
+"""
 
 
 def _with_groups(key: str) -> set[str]:
@@ -110,8 +116,10 @@ def _with_groups(key: str) -> set[str]:
 def shrink(
     chosen: ChosenSettings, speed: TrainingSpeed, seconds_left: float, overrides: Mapping[str, Any]
 ) -> ChosenSettings:
-    """Choose smaller batches if the remaining time allows few updates, and also a smaller model if it allows few
-    tokens: in a short time, many updates of a small model learn more than a few updates of a large one.
+    """Choose settings for a short time, in which many updates of a small model learn more than a few of a large one.
+
+    With few updates, batches are smaller. With few tokens, the model is smaller, too, and the learning rate is higher.
+    With few pairs, a small GRU replaces hard monotonic attention.
     """
     steps = _count_possible_steps(speed, seconds_left)
     epochs = steps / speed.steps_per_epoch
@@ -126,7 +134,10 @@ def shrink(
     subject = "the model learns more with"
     if few_pairs and _is_monotonic(settings) and not own_model:
         settings = _replace_monotonic_attention(settings)
-        subject = "a GRU with additive attention learns more than hard monotonic attention, with"
+        subject = (
+            f"a GRU with additive attention (embedding {_SMALLEST.embedding}, encoder {_SMALLEST.encoder}, decoder "
+            f"{_SMALLEST.decoder}) learns more than hard monotonic attention. It is chosen instead, with"
+        )
         smaller["training.ema_decay"] = 0.0
     smaller |= _choose_smaller(settings, steps, epochs, is_new=is_new)
     before = flatten(settings)
@@ -137,7 +148,8 @@ def shrink(
         return chosen
     changes = ", ".join(f"{key}={value}" for key, value in smaller.items())
     reason = (
-        f"The time allows about {quantity(steps, 'step')} ({epochs:.2g} epochs). In that time, {subject} {changes}."
+        f"The time allows about {quantity(steps, 'step')} ({_approximate(epochs, 'epoch')}). In that time, {subject} "
+        f"{changes}."
     )
     resolved = resolve(RunSettings, settings.model_dump(mode="json"), smaller)
     return ChosenSettings(resolved, [*chosen.reasons, reason])
@@ -171,7 +183,7 @@ def _choose_smaller(settings: RunSettings, steps: int, epochs: float, *, is_new:
         if isinstance(model.encoder, RecurrentEncoderSettings):
             smaller["model.encoder.hidden"] = min(sizes.encoder, model.encoder.hidden)
         smaller["model.decoder.hidden"] = min(sizes.decoder, model.decoder.hidden)
-        # A vocabulary of another size was enlarged for a large alphabet.
+        # A vocabulary of any other size was enlarged for a large alphabet, and is kept.
         if isinstance(tokenizer, BPETokenizer) and tokenizer.vocabulary in {size for _, size in VOCABULARIES}:
             smaller["tokenizer.vocabulary"] = min(_SMALL_VOCABULARY, tokenizer.vocabulary)
     return smaller
@@ -229,7 +241,7 @@ def fit_schedule(
     seconds = 60 * minutes if minutes else expected * speed.min_seconds_per_step / _STEPS_SHARE
     reasons = [
         f"Time: {_format_duration(seconds)}, about {quantity(expected, 'step')} of {speed.min_seconds_per_step:.2g} s "
-        f"on {quantity(speed.threads, 'thread')} ({epochs:.2g} epochs).{dropout}"
+        f"on {quantity(speed.threads, 'thread')} ({_approximate(epochs, 'epoch')}).{dropout}"
     ]
     if epochs < _ENOUGH_EPOCHS and not fixed_steps:
         available = 60 * (minutes or DEFAULT_MINUTES)
@@ -238,14 +250,20 @@ def fit_schedule(
 
 
 def _format_duration(seconds: float) -> str:
-    return f"{seconds / 60:.2g} minutes" if seconds >= 90 else quantity(round(seconds), "second")
+    return _approximate(seconds / 60, "minute") if seconds >= 90 else quantity(round(seconds), "second")
+
+
+def _approximate(number: float, noun: str) -> str:
+    """Format a number with its noun, with two digits below 10: `0.26 epochs`, `1 epoch`, `120 minutes`."""
+    text = f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+    return f"{text} {noun}{'' if text == '1' else 's'}"
 
 
 def _suggest_minutes(seconds: float, loading: float, speed: TrainingSpeed) -> str:
-    """Return a note with the time for enough epochs, rounded to one digit, because the measurement was short."""
+    """Return a note with the minutes for enough epochs, rounded to one digit, because the measurement was short."""
     training = _ENOUGH_EPOCHS * speed.steps_per_epoch * speed.min_seconds_per_step / _STEPS_SHARE
     minutes = max(1, int(float(f"{(loading + training) / 60:.1g}")))
     return (
-        f"Note: {_format_duration(seconds)} allow fewer than two epochs, too few for a good model. Two epochs take "
-        f"roughly {quantity(minutes, 'minute')} (--minutes {minutes})."
+        f"Note: {_format_duration(seconds)} allow fewer than two epochs. More time usually gives a better model. Two "
+        f"epochs take roughly {quantity(minutes, 'minute')} (--minutes {minutes})."
     )

@@ -466,7 +466,7 @@ description="The up and down arrow keys move between keys, the left and right on
 ></canvas-figure>
 </div>
 ${s||t.lines.some(o=>o.slot===null)?u`<div><button type="button" id="tail" aria-pressed=${s} @click=${()=>this.store.show({tail:!s})}>${s?"Show fewer keys":"Show more keys"}</button></div>`:""}
-<p class="muted small" id="symbols">q is the query of this step; k<sub>j</sub>, e<sub>j</sub>, a<sub>j</sub> and v<sub>j</sub> are the key, score, weight and value of position j; c is the context.</p>
+<p class="muted small" id="symbols">q is the query of this step; k<sub>j</sub>, e<sub>j</sub>, a<sub>j</sub> and v<sub>j</sub> are the key, score, weight and value of position j; c is the context. W, U and v without an index are learned.</p>
 ${this.renderCheck(e)}
 </section>
 </div>
