@@ -217,4 +217,5 @@ def build_deadline(
         threads=training.threads,
         validations_after=1 if training.average_checkpoints > 1 else 0,
         validation_steps=validation_pairs * steps_per_epoch(sampler, training) / train_pairs,
+        clock=time.monotonic,
     )
