@@ -206,7 +206,7 @@ def correct_benjamini_hochberg(p_values: Sequence[float]) -> NDArray[np.float64]
 _CORRECTIONS: dict[CorrectionName, Callable[[Sequence[float]], NDArray[np.float64]]] = {
     "holm": correct_holm,
     "bh": correct_benjamini_hochberg,
-    "none": np.asarray,
+    "none": lambda p_values: np.asarray(p_values, np.float64),
 }
 
 CORRECTION_TITLES: dict[CorrectionName, str] = {
