@@ -44,6 +44,11 @@ COLORS = """(flow, points) => {
     return points.map(([x, y]) => [...context.getImageData((x - bounds.x) * scale, (y - bounds.y) * scale, 1, 1).data]);
 }"""
 """The colors of the diagram at points of the page."""
+LETTERS_OF = """view => [...view.querySelectorAll('mi')]
+    .filter(name => !name.closest('msub > :nth-child(2), munder > :nth-child(2)'))
+    .map(name => name.textContent)
+    .filter(name => name.length === 1)"""
+"""The letters of formulas that are not indices."""
 
 
 def open_equation(page: Any, url: str, fragment: str = "", source: str = SOURCE) -> Any:
@@ -261,7 +266,7 @@ def list_configurations() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]
 CONFIGURATIONS = {name: (base, changes) for name, base, changes in list_configurations()}
 
 
-def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path: Path) -> None:
+def test_the_page_recomputes_the_weights_of_every_mechanism_and_explains_its_symbols(page: Any, tmp_path: Path) -> None:
     documents = [trace_untrained(base, changes) for base, changes in CONFIGURATIONS.values()]
     address = write_page(tmp_path / "mechanisms.html", *documents)
     for index, name in enumerate(CONFIGURATIONS):
@@ -271,6 +276,9 @@ def test_the_page_recomputes_the_weights_of_every_mechanism(page: Any, tmp_path:
         stages = page.locator("canvas-figure").evaluate(STAGES)
         assert len(stages) >= 4, name
         assert stages[-1] == "Weighted", name
+        letters, explained = (set(page.locator(part).evaluate(LETTERS_OF)) for part in (".formulas", "#symbols"))
+        assert {"a", "e", "q"} <= letters, name
+        assert letters - explained <= {"j"}, name
 
 
 def test_the_arrow_keys_reach_every_row_of_every_head(page: Any, url: str) -> None:

@@ -476,6 +476,37 @@ function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stag
   return stages;
 }
 
+const SYMBOLS: Readonly<Record<string, string>> = {
+  q: "query of this step",
+  k_j: "key of position j",
+  "a_{t−1}": "weights before this step",
+  f: "past weights after the filters F",
+  t: "number of this step",
+  S: "number of positions",
+  p: "center of the window",
+  σ: "width of the Gaussian",
+  g_j: "Gaussian at position j",
+  d: "number of units in the product",
+  β: "learned sharpness",
+  T: "temperature",
+  e_j: "score of position j",
+  m: "largest score",
+  Z: "sum of the exponentials",
+  τ: "threshold",
+  β_j: "probability that position j was read last",
+  a_j: "weight of position j",
+  v_j: "value of position j",
+  c_h: "context of head h",
+  c: "context",
+};
+const LEARNED = ["W", "U", "V", "F", "w", "v", "b", "W_Q", "W_K", "W_V"];
+
+/** Return the symbols that occur in formulas, with their meaning, and the parameters that occur in them. */
+export function explainSymbols(formulas: readonly string[]): { symbols: [string, string][]; learned: string[] } {
+  const found = new Set(formulas.flatMap((formula) => formula.match(/\p{L}+(_(\{.*?\}|.))?/gu) ?? []));
+  return { symbols: Object.entries(SYMBOLS).filter(([symbol]) => found.has(symbol)), learned: LEARNED.filter((symbol) => found.has(symbol)) };
+}
+
 /** Return max |page − model| over all steps and heads of an attention. */
 export function checkEquation(entry: AttentionEntry, mechanism: Mechanism): number {
   let largest = 0;

@@ -1,7 +1,7 @@
 /** The tab Equation: how the weights of a step and its context are computed, from the query and the keys. */
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
-import { checkEquation, computeRow, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
+import { checkEquation, computeRow, explainSymbols, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
 import { at, cached } from "../arrays.js";
 import { findForced, findMasked, isAblated } from "../edits.js";
 import type { Cell, Figure } from "../figures.js";
@@ -195,7 +195,7 @@ export class EquationView extends View {
           ${tail || figure.lines.some((line) => line.slot === null)
             ? html`<div><button type="button" id="tail" aria-pressed=${tail} @click=${() => this.store.show({ tail: !tail })}>${tail ? "Show fewer keys" : "Show more keys"}</button></div>`
             : ""}
-          <p class="muted small" id="symbols">q is the query of this step; k<sub>j</sub>, e<sub>j</sub>, a<sub>j</sub> and v<sub>j</sub> are the key, score, weight and value of position j; c is the context. W, U and v without an index are learned.</p>
+          ${this.renderSymbols(part)}
           ${this.renderCheck(part)}
         </section>
       </div>
@@ -212,14 +212,25 @@ export class EquationView extends View {
   }
 
   /** The equation. The term of the active stage is highlighted. */
-  private renderFormulas({ mechanism: { heads } }: Loaded, figure: FlowFigure): TemplateResult {
-    const { stages } = at(this.to, 0);
-    const formulas = stages.flatMap(({ inputs, formula, total }) => [...inputs.map((term) => term.formula), formula, total?.formula ?? ""]);
-    if (heads > 1) formulas.push(`c = [c_1; …; c_${heads}]`);
-    const lines = [...new Set(formulas)].filter((formula) => / [=←] /.test(formula));
+  private renderFormulas(part: Loaded, figure: FlowFigure): TemplateResult {
+    const lines = this.findFormulas(part).filter((formula) => / [=←] /.test(formula));
     const active = figure.stages[this.store.state.stage ?? -1]?.formula ?? "";
     const line = lines.find((formula) => formula === active) ?? lines.find((formula) => active && formula.includes(active));
     return html`<div class="row formulas">${lines.map((formula) => renderFormula(formula, formula === line ? active : ""))}</div>`;
+  }
+
+  private renderSymbols(part: Loaded): TemplateResult {
+    const { symbols, learned } = explainSymbols(this.findFormulas(part));
+    const parameters = learned.map((symbol, index) => html`${index ? ", " : ""}${renderFormula(symbol)}`);
+    return html`<div class="row muted small" id="symbols">
+      ${symbols.map(([symbol, meaning]) => html`<span>${renderFormula(symbol)}: ${meaning}</span>`)} ${learned.length ? html`<span>${parameters}: learned</span>` : ""}
+    </div>`;
+  }
+
+  private findFormulas({ mechanism: { heads } }: Loaded): string[] {
+    const { stages } = at(this.to, 0);
+    const formulas = stages.flatMap(({ inputs, formula, total }) => [...inputs.map((term) => term.formula), formula, total?.formula ?? ""]);
+    return [...new Set(heads > 1 ? [...formulas, `c = [c_1; …; c_${heads}]`] : formulas)];
   }
 
   private renderCheck(part: Loaded): TemplateResult {
