@@ -8,6 +8,7 @@ from string import Template
 from typing import Any, Final, NamedTuple
 
 from regard.regular_files import read_regular
+from regard.serving.schemas import AUTO
 
 STATIC: Final = Path(__file__).parent / "static"
 """The folder of the bundle, which `web/` is built into."""
@@ -26,8 +27,6 @@ HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 """The headers of the page and of its files. The page makes no request to another server."""
-
-AUTO: Final = "auto"
 
 
 class Form(NamedTuple):
