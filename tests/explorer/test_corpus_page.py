@@ -88,6 +88,15 @@ def test_predictions_can_be_stopped_and_continued(page: Any, url: str) -> None:
     page.wait_for_selector(f"text={PAIRS} of {PAIRS} pairs")
 
 
+def test_a_pair_on_which_models_disagree_opens_in_compare(page: Any, url: str, runs: list[Path]) -> None:
+    open_corpus(page, url)
+    page.locator("[data-trait=disagreement]").click()
+    page.locator(f"{ROWS} [data-name='{runs[1].name}'] button").first.click()
+    page.wait_for_selector("#change >> text=The output is different.")
+    assert page.locator("#model option:checked").inner_text() == runs[1].name
+    assert page.locator("#other option:checked").inner_text() == runs[0].name
+
+
 def test_the_pairs_are_filtered_and_the_filter_is_part_of_the_url(page: Any, url: str, runs: list[Path]) -> None:
     open_corpus(page, url)
     lengths = read_numbers(page, "Length")

@@ -277,25 +277,29 @@ export class CorpusView extends View {
     return html`<th class="number" aria-sort=${order}><button type="button" title=${meaning} data-sort=${column} @click=${() => this.list({ sort: next[order] })}>${name} ${order === "none" ? "" : order === "ascending" ? "↑" : "↓"}</button></th>`;
   }
 
-  private renderCase({ row, predictions }: Case, index: number, names: readonly string[]): TemplateResult {
+  private renderCase(each: Case, index: number, names: readonly string[]): TemplateResult {
+    const { row, predictions } = each;
     const { state, readsImages } = this.store;
     const isShown = readsImages ? row.index === state.example : row.source === state.text;
     return html`<tr aria-current=${isShown}>
-      <td data-name="Source">${this.renderButton(row, state.model, index, 0, html`<bdi>${row.source}</bdi>`)}${row.unknown.length ? html` <span class="muted small">unknown: <bdi>${row.unknown.join(" ")}</bdi></span>` : ""}</td>
+      <td data-name="Source">${this.renderButton(each, row, state.model, index, 0, html`<bdi>${row.source}</bdi>`)}${row.unknown.length ? html` <span class="muted small">unknown: <bdi>${row.unknown.join(" ")}</bdi></span>` : ""}</td>
       <td data-name="Reference"><bdi>${row.reference}</bdi></td>
-      ${predictions.map((each, position) => html`<td data-name=${names[position]!}>${each ? this.renderButton(each, this.compared[position]!.model.id, index, position + 1, renderPrediction(each)) : "…"}</td>`)}
+      ${predictions.map((prediction, position) => html`<td data-name=${names[position]!}>${prediction ? this.renderButton(each, prediction, this.compared[position]!.model.id, index, position + 1, renderPrediction(prediction)) : "…"}</td>`)}
       ${this.columns.map((column) => html`<td class="number" data-name=${COLUMN_NAMES[column][0]}>${formatValue(row, column)}</td>`)}
     </tr>`;
   }
 
-  private renderButton(row: CorpusRow, model: string, index: number, column: number, content: TemplateResult): TemplateResult {
-    const { readsImages } = this.store;
+  /** The case opens in Compare if the pairs on which models disagree are listed. */
+  private renderButton({ predictions }: Case, row: CorpusRow, model: string, index: number, column: number, content: TemplateResult): TemplateResult {
+    const { readsImages, state: { only } } = this.store;
+    const other = only.includes("disagreement") ? this.compared[predictions.findIndex((each) => each && each.prediction !== row.prediction)]?.model.id : undefined;
+    const view: Partial<State> = other === undefined ? { tab: readsImages ? "image" : "translate" } : { tab: "compare", other };
     const state = { model, edits: [], ...(readsImages ? { text: "", example: row.index } : { text: row.source, example: null }) };
     const canOpen = this.store.canTrace({ model, edits: [], source: readsImages ? { example: row.index } : { text: row.source } });
     const { place } = this.store;
     const isReached = index === Math.min(place.row, this.listed.length - 1) && column === Math.min(place.column, this.compared.length);
     return html`<button type="button" class="quiet" data-cell=${`${index},${column}`} tabindex=${isReached ? 0 : -1} ?disabled=${!canOpen}
-      @focus=${() => this.move({ row: index, column })} @click=${() => this.store.open({ state }, { tab: readsImages ? "image" : "translate" })}>${content}</button>`;
+      @focus=${() => this.move({ row: index, column })} @click=${() => this.store.open({ state }, view)}>${content}</button>`;
   }
 
   private press(event: KeyboardEvent): void {
