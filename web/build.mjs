@@ -1,6 +1,6 @@
 // Bundle the pages into scripts: `npm ci && npm run build`. The output depends on the source and package-lock.json only.
 // With a folder as argument, write the bundles there instead, for example to compare them with those in the repository.
-import { build } from "esbuild";
+import { build, transform } from "esbuild";
 import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { join } from "node:path";
@@ -21,11 +21,23 @@ const PAGES = {
   ],
 };
 
-/** Removes the indentation of the source, which the templates would keep. */
-const withoutIndentation = {
-  name: "without-indentation",
+const minifyStyle = async (style) => (await transform(style, { loader: "css", minify: true, charset: "utf8" })).code.trim();
+
+/** Removes the indentation of templates, and minifies the styles of components. */
+const minifyTemplates = {
+  name: "minify-templates",
   setup({ onLoad }) {
-    onLoad({ filter: /\.ts$/ }, async ({ path }) => ({ contents: (await readFile(path, "utf8")).replace(/\n\s+/g, "\n"), loader: "ts" }));
+    onLoad({ filter: /\.ts$/ }, async ({ path }) => {
+      const [first, ...others] = (await readFile(path, "utf8")).replace(/\n\s+/g, "\n").split("css`");
+      const styled = others.map(async (text) => {
+        const end = text.indexOf("`");
+        return (await minifyStyle(text.slice(0, end))) + text.slice(end);
+      });
+      return { contents: [first, ...(await Promise.all(styled))].join("css`"), loader: "ts" };
+    });
+    onLoad({ filter: /\.css$/ }, async ({ path, with: { type } }) =>
+      type === "text" ? { contents: await minifyStyle(await readFile(path, "utf8")), loader: "text" } : undefined,
+    );
   },
 };
 
@@ -42,5 +54,5 @@ for (const [folder, entryPoints] of Object.entries(PAGES))
     loader: { ".html": "copy" },
     legalComments: "inline",
     logLevel: "warning",
-    plugins: [withoutIndentation],
+    plugins: [minifyTemplates],
   });
