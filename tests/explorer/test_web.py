@@ -2,6 +2,7 @@
 are the build, and contain everything that the pages need.
 """
 
+import gzip
 import json
 import re
 import shutil
@@ -50,6 +51,11 @@ def test_the_source_has_no_type_errors() -> None:
 @needs_node
 def test_the_unit_tests_of_the_page_pass() -> None:
     run("node", "test/run.mjs")
+
+
+def test_the_explorer_has_at_most_80_kb_when_compressed() -> None:
+    [(folder, names), _] = BUNDLES.items()
+    assert sum(len(gzip.compress((PACKAGE / folder / name).read_bytes())) for name in names) <= 80_000
 
 
 @needs_node
