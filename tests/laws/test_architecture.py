@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard.runs.folder import RunFolder
+from tests_shared import SMALL
 
 SOURCE = Path(regard.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -279,9 +280,12 @@ def test_settings_and_help_need_no_torch(statement: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "unused"),
     [
-        ("import regard.training.loop", {"torch._dynamo"}),
         (
-            "import regard; regard.load({path!r}).predict('x')",
+            f"import regard; regard.train('dates', {SMALL!r}, out=PATH + '-again', quiet=True)",
+            {"torch._dynamo", "sympy", "matplotlib", "PIL", "IPython"},
+        ),
+        (
+            "import regard; regard.load(PATH).predict('x')",
             {"torch._dynamo", "sympy", "sacrebleu", "matplotlib", "rapidfuzz", "PIL", "IPython"},
         ),
     ],
@@ -290,6 +294,8 @@ def test_modules_that_take_long_to_import_are_imported_only_if_they_are_used(
     statement: str, unused: set[str], small_run: RunFolder
 ) -> None:
     """The compiler of torch takes as long as all the rest of it."""
-    code = f"{statement.format(path=str(small_run.path))}\nimport sys; print(*{unused!r} & sys.modules.keys())"
+    code = (
+        f"{statement.replace('PATH', repr(str(small_run.path)))}\nimport sys; print(*{unused!r} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, gradient clipping, and weight decay."""
+"""The learning rate as a pure function of the step, gradient clipping, weight decay, and the steps of the optimizer."""
 
 import pytest
 import torch
@@ -51,3 +51,23 @@ def test_weight_decay_applies_to_matrices_but_not_to_vectors() -> None:
     groups = build_optimizer(model, TrainingSettings(weight_decay=0.5)).param_groups
     decays = {parameter.dim(): group["weight_decay"] for group in groups for parameter in group["params"]}
     assert decays == {2: 0.5, 1: 0.0}
+
+
+def test_steps_are_those_of_adamw() -> None:
+    models = [nn.Linear(2, 3, dtype=torch.float64) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    settings = TrainingSettings(learning_rate=0.1, weight_decay=0.5, adam_beta2=0.98)
+    ours = build_optimizer(models[0], settings)
+    groups = [
+        {"params": [models[1].weight], "weight_decay": 0.5},
+        {"params": [models[1].bias], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.98), fused=True)
+    for model, optimizer in zip(models, (ours, theirs), strict=True):
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([[1.0, step]], dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+            assert torch.is_grad_enabled()
+    for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(left, right)

@@ -2,6 +2,7 @@
 the weights.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.runs.settings import TrainingSettings
+
+
+class _AdamW(torch.optim.AdamW):
+    """AdamW without the decorators of torch: they import its compiler, which can take longer than the training."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        inspect.unwrap(torch.optim.AdamW.step)(self)
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
@@ -25,10 +36,10 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     betas = (0.9, settings.adam_beta2)
     device = next(model.parameters()).device
     if device.type != "cuda":
-        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
+        return _AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
     # A captured CUDA graph reads the learning rate from this tensor, so it can be replayed with any rate.
     rate = torch.tensor(settings.learning_rate, device=device)
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=True, capturable=True)
+    return _AdamW(groups, lr=rate, betas=betas, fused=True, capturable=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
