@@ -293,7 +293,7 @@ def test_settings_and_help_need_no_torch(statement: str) -> None:
 def test_modules_that_take_long_to_import_are_imported_only_if_they_are_used(
     statement: str, unused: set[str], small_run: RunFolder
 ) -> None:
-    """The compiler of torch takes as long as all the rest of it."""
+    """Importing the compiler of torch takes as long as importing the rest of torch."""
     code = (
         f"{statement.replace('PATH', repr(str(small_run.path)))}\nimport sys; print(*{unused!r} & sys.modules.keys())"
     )

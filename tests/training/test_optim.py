@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, gradient clipping, weight decay, and the steps of the optimizer."""
+"""The learning rate as a pure function of the step, gradient clipping, weight decay, and steps equal to those of torch."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_weight_decay_applies_to_matrices_but_not_to_vectors() -> None:
     assert decays == {2: 0.5, 1: 0.0}
 
 
-def test_steps_are_those_of_adamw() -> None:
+def test_the_weights_after_a_step_are_those_of_adamw_of_torch() -> None:
     models = [nn.Linear(2, 3, dtype=torch.float64) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     settings = TrainingSettings(learning_rate=0.1, weight_decay=0.5, adam_beta2=0.98)

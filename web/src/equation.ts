@@ -311,7 +311,7 @@ const SCOPES: Record<string, ScopeEquation> = {
       ...(isBias ? { bias: values } : { factor: values }),
       stages: [
         stage("Gaussian", isBias ? "g_j = −{(j − p)²} / {2σ²}" : "g_j = exp(−{(j − p)²} / {2σ²})", values, {
-          inputs: [number(isScaled ? "p = S sigmoid({w · tanh(W q)} / √{d})" : "p = S sigmoid(w · tanh(W q))", center)],
+          inputs: [number(isScaled ? "p = S sigmoid({v_p · tanh(W_p q)} / √{d})" : "p = S sigmoid(v_p · tanh(W_p q))", center)],
           isRead: true,
           note: `p is the predicted position of ${count}, counted from 0; σ = ${window / 2}. ${isBias ? "The logarithm of the Gaussian is added to the scores." : "The weights are multiplied by the Gaussian."}`,
           curve,
@@ -375,17 +375,17 @@ const selectSoftmax: SelectEquation = (scores) => {
   const exponentials = scores.map((value) => Math.exp(value - largest));
   return [
     stage("Exponential", "exp(e_j − m)", exponentials, {
-      inputs: [number("m", largest)],
-      total: number("Z", total(exponentials)),
-      note: "m is the largest score: it cancels, and avoids overflow.",
+      inputs: [number("m = max_i e_i", largest)],
+      total: number("Z = ∑_i exp(e_i − m)", total(exponentials)),
+      note: "The division by Z cancels m, which avoids overflow.",
     }),
-    weigh("a_j = {exp(e_j − m)} / {∑_i exp(e_i − m)}", softmax(scores), { note: "The weights are positive and sum to 1." }),
+    weigh("a_j = {exp(e_j − m)} / Z", softmax(scores), { note: "The weights are positive and sum to 1." }),
   ];
 };
 
 const selectLargest: SelectEquation = (scores) => {
   const best = scores.indexOf(maximum(scores));
-  const note = "In evaluation, the key with the largest score is taken. In training, a key is sampled.";
+  const note = "[…] is 1 if the condition is true, otherwise 0. In evaluation, the key with the largest score is taken. In training, a key is sampled.";
   return [weigh("a_j = [j = argmax_i e_i]", perSlot(scores.length, (slot) => (slot === best ? 1 : 0)), { note })];
 };
 
@@ -415,7 +415,7 @@ const SELECTIONS: Record<string, SelectEquation> = {
       addScaled(weights.subarray(start), softmax(scores.subarray(start)), probability);
     });
     return [
-      stage("Past position", "β_j", belief, { isRead: true, isShare: true, note: "The probability of each key to be the previous position." }),
+      stage("Past position", "β_j", belief, { isRead: true, isShare: true, note: "The probability that the previous step read the key." }),
       weigh("a_j = ∑_{i ≤ j} β_i {exp(e_j)} / {∑_{k ≥ i} exp(e_k)}", weights, { note: "The position never moves back." }),
     ];
   },
@@ -478,30 +478,31 @@ function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stag
 
 const SYMBOLS: Readonly<Record<string, string>> = {
   q: "query of this step",
-  k_j: "key of position j",
-  "a_{t−1}": "weights before this step",
-  f: "past weights after the filters F",
-  t: "number of this step",
-  S: "number of positions",
+  j: "number of a key, from 0",
+  k_j: "key j",
+  "a_{t−1}": "weights of the previous step, or the sum of all previous steps",
+  f: "convolution of these weights with the filters F",
+  t: "number of this step, from 0",
+  S: "number of keys",
   p: "center of the window",
-  σ: "width of the Gaussian",
-  g_j: "Gaussian at position j",
-  d: "number of units in the product",
-  β: "learned sharpness",
+  σ: "standard deviation of the Gaussian",
+  g_j: "bias or factor of key j",
+  d: "width of the vectors in the dot product",
+  β: "learned factor, the exponential of b",
   T: "temperature",
-  e_j: "score of position j",
+  e_j: "score of key j",
   m: "largest score",
   Z: "sum of the exponentials",
   τ: "threshold",
-  β_j: "probability that position j was read last",
-  a_j: "weight of position j",
-  v_j: "value of position j",
+  β_j: "probability that the previous step read key j",
+  a_j: "weight of key j",
+  v_j: "value of key j",
   c_h: "context of head h",
   c: "context",
 };
-const LEARNED = ["W", "U", "V", "F", "w", "v", "b", "W_Q", "W_K", "W_V"];
+const LEARNED = ["W", "U", "V", "F", "v", "b", "W_p", "v_p", "W_Q", "W_K", "W_V"];
 
-/** Return the symbols that occur in formulas, with their meaning, and the parameters that occur in them. */
+/** Return the symbols in formulas with their meanings, and the learned parameters in the formulas. */
 export function explainSymbols(formulas: readonly string[]): { symbols: [string, string][]; learned: string[] } {
   const found = new Set(formulas.flatMap((formula) => formula.match(/\p{L}+(_(\{.*?\}|.))?/gu) ?? []));
   return { symbols: Object.entries(SYMBOLS).filter(([symbol]) => found.has(symbol)), learned: LEARNED.filter((symbol) => found.has(symbol)) };

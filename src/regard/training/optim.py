@@ -15,7 +15,7 @@ from regard.runs.settings import TrainingSettings
 
 
 class _AdamW(torch.optim.AdamW):
-    """AdamW without the decorators of torch: they import its compiler, which can take longer than the training."""
+    """AdamW without the decorators of torch. They import its compiler, which can take longer than a short training."""
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
 

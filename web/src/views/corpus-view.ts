@@ -289,7 +289,7 @@ export class CorpusView extends View {
     </tr>`;
   }
 
-  /** The case opens in Compare if the pairs on which models disagree are listed. */
+  /** With the filter *Models disagree*, the case opens in Compare. */
   private renderButton({ predictions }: Case, row: CorpusRow, model: string, index: number, column: number, content: TemplateResult): TemplateResult {
     const { readsImages, state: { only } } = this.store;
     const other = only.includes("disagreement") ? this.compared[predictions.findIndex((each) => each && each.prediction !== row.prediction)]?.model.id : undefined;

@@ -223,7 +223,7 @@ export class EquationView extends View {
     const { symbols, learned } = explainSymbols(this.findFormulas(part));
     const parameters = learned.map((symbol, index) => html`${index ? ", " : ""}${renderFormula(symbol)}`);
     return html`<div class="row muted small" id="symbols">
-      ${symbols.map(([symbol, meaning]) => html`<span>${renderFormula(symbol)}: ${meaning}</span>`)} ${learned.length ? html`<span>${parameters}: learned</span>` : ""}
+      ${symbols.map(([symbol, meaning]) => html`<span>${renderFormula(symbol)}: ${meaning}</span>`)} ${learned.length ? html`<span>${parameters}: learned parameters</span>` : ""}
     </div>`;
   }
 
