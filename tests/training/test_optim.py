@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, gradient clipping, weight decay, and steps equal to those of torch."""
+"""The learning rate as a function of the step, gradient clipping, weight decay, and agreement with AdamW of torch."""
 
 import pytest
 import torch
