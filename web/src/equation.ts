@@ -504,7 +504,7 @@ const LEARNED = ["W", "U", "V", "F", "v", "b", "W_p", "v_p", "W_Q", "W_K", "W_V"
 
 /** Return the symbols in formulas with their meanings, and the learned parameters in the formulas. */
 export function explainSymbols(formulas: readonly string[]): { symbols: [string, string][]; learned: string[] } {
-  const found = new Set(formulas.flatMap((formula) => formula.match(/\p{L}+(_(\{.*?\}|.))?/gu) ?? []));
+  const found = new Set(formulas.flatMap((formula) => formula.match(/(?<!_)\p{L}+(_(\{.*?\}|.))?/gu) ?? []));
   return { symbols: Object.entries(SYMBOLS).filter(([symbol]) => found.has(symbol)), learned: LEARNED.filter((symbol) => found.has(symbol)) };
 }
 
