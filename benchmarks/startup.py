@@ -14,6 +14,9 @@ from pathlib import Path
 
 import regard
 
+SETTINGS = {"training.steps": 2, "data.train": 100, "data.dev": 10}
+TRAIN = f"import regard, tempfile; regard.train('dates', {SETTINGS}, out=tempfile.mkdtemp(dir='.') + '/run', quiet=True)"
+
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
     "python -c 'import torch'": ["-c", "import torch"],
@@ -26,6 +29,7 @@ COMMANDS = {
         "model.attention.score=aditive",
     ],
     "regard predict DAMAGED text": ["-m", "regard", "predict", "damaged", "3 mai 2009"],
+    "regard.train('dates', …), two steps": ["-c", TRAIN],
     "regard predict MODEL text": ["-m", "regard", "predict", "model", "3 mai 2009"],
 }
 
@@ -45,8 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for run in ("model", "damaged"):
-            settings = {"training.steps": 2, "data.train": 100, "data.dev": 10}
-            regard.train("dates", settings, out=folder / run, quiet=True)
+            regard.train("dates", SETTINGS, out=folder / run, quiet=True)
         [weights] = (folder / "damaged").glob("checkpoints/*/model.safetensors")
         weights.write_bytes(weights.read_bytes()[:-1])
         seconds = {command: measure_seconds(arguments, folder) for command, arguments in COMMANDS.items()}
