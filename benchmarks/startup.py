@@ -15,7 +15,10 @@ from pathlib import Path
 import regard
 
 SETTINGS = {"training.steps": 2, "data.train": 100, "data.dev": 10}
-TRAIN = f"import regard, tempfile; regard.train('dates', {SETTINGS}, out=tempfile.mkdtemp(dir='.') + '/run', quiet=True)"
+TRAIN = f"""
+import regard, tempfile
+regard.train("dates", {SETTINGS}, out=tempfile.mkdtemp(dir=".") + "/run", quiet=True)
+"""
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
