@@ -217,11 +217,11 @@ def test_play_walks_through_the_stages_and_then_through_the_steps(page: Any, url
     page.locator("#play").click()
     names = [page.locator("#stage-note b").inner_text()]
     for _ in stages[1:]:
-        page.clock.run_for(1_100)
+        page.clock.run_for(2_500)
         names.append(page.locator("#stage-note b").inner_text())
     assert names == stages
     assert page.locator("#query").input_value() == "1"
-    page.clock.run_for(1_100)
+    page.clock.run_for(2_500)
     assert page.locator("#query").input_value() == "2"
     assert page.locator("#stage-note b").inner_text() == stages[0]
     page.locator("#play").click()

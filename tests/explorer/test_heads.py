@@ -131,7 +131,7 @@ def test_the_head_of_a_selected_row_is_visible(page: Any, dead_url: str) -> None
     open_page(page, dead_url, f"text={SOURCE}&model=1&tab=attention&view=grid&ablations=1")
     rows = page.locator("heads-panel tbody tr")
     rows.nth(11).wait_for()
-    assert "Below are 4 of the 12 heads." in page.locator("#idle").inner_text()
+    assert "The grid shows 4 of the 12 heads." in page.locator("#idle").inner_text()
     page.set_viewport_size({"width": 1280, "height": 400})
     button = rows.last.get_by_role("button")
     button.scroll_into_view_if_needed()

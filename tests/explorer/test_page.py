@@ -153,6 +153,16 @@ def test_two_models_are_compared_by_a_difference(page: Any, url: str) -> None:
     assert has_several_colors(page, "compare-view .pane:nth-of-type(3) canvas")
 
 
+@pytest.mark.parametrize("model", [0, 1])
+def test_the_last_layers_of_two_models_are_compared(page: Any, url: str, model: int) -> None:
+    """The GRU has one layer, the Transformer two. The selected model is the second one."""
+    open_page(page, url, f"text={SOURCE}&tab=compare&model={model}")
+    page.wait_for_selector("#change")
+    titles = page.locator("compare-view .pane div > span").all_inner_texts()[:2]
+    assert titles[model] == "Cross-attention, layer 2, average of 2 heads"
+    assert titles[1 - model] == "Cross-attention"
+
+
 def test_the_keyboard_moves_through_the_matrix_and_the_cell_is_announced(page: Any, url: str) -> None:
     open_page(page, url, f"text={SOURCE}&tab=attention&row=0&column=0")
     page.locator("canvas-figure [tabindex]").focus()

@@ -478,7 +478,7 @@ function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stag
 
 const SYMBOLS: Readonly<Record<string, string>> = {
   q: "query of this step",
-  j: "number of a key, from 0",
+  j: "number of a key, one less than in the diagram",
   k_j: "key j",
   "a_{t−1}": "weights of the previous step, or the sum of all previous steps",
   f: "convolution of these weights with the filters F",

@@ -24,6 +24,8 @@ export interface HeadEffects {
 /** The effect of a head on several predictions: `change` is the average, and `text` is the first output. */
 export interface HeadSummary extends HeadEffect {
   name: string;
+  /** The average size of the changes: changes of opposite signs do not cancel. */
+  size: number;
   /** How many outputs are other texts without the head. */
   changed: number;
   /** Whether on no example the output changes, nor its probability by 1 %. */
@@ -36,6 +38,8 @@ export interface HeadSummary extends HeadEffect {
 
 const NEGLIGIBLE = 0.01;
 
+const average = (values: readonly number[]): number => values.reduce((sum, value) => sum + value, 0) / values.length;
+
 /** Summarize the effects on one or several predictions of a model: the largest first, then heads without effect, then those that are off. */
 export function summarizeEffects(results: readonly HeadEffects[], edits: readonly Edit[] = []): HeadSummary[] {
   const where = (results.length > 1 ? `these ${results.length} examples` : "this example") + (edits.length ? " with the edits above" : "");
@@ -46,11 +50,12 @@ export function summarizeEffects(results: readonly HeadEffects[], edits: readonl
     const all = results.map((result) => find(result, effect));
     const changed = all.filter(({ text }, index) => text !== at(results, index).text).length;
     const isOff = isAblated(edits, effect.attention, effect.head);
-    const isIdle = !isOff && !changed && all.every(({ change }) => Math.abs(change) < NEGLIGIBLE);
-    const change = all.reduce((sum, each) => sum + each.change, 0) / all.length;
+    const changes = all.map(({ change }) => change);
+    const sizes = changes.map(Math.abs);
+    const isIdle = !isOff && !changed && Math.max(...sizes) < NEGLIGIBLE;
     const numbers = (["layer", "head"] as const).filter((key) => hasSeveral(key, effect)).map((key) => `, ${key} ${effect[key] + 1}`);
-    return { ...effect, change, changed, isIdle, isOff, where, name: ROLE_NAMES[effect.role] + numbers.join("") };
+    return { ...effect, change: average(changes), size: average(sizes), changed, isIdle, isOff, where, name: ROLE_NAMES[effect.role] + numbers.join("") };
   });
   const rank = ({ isIdle, isOff }: HeadSummary): number => (isOff ? 2 : Number(isIdle));
-  return summaries.sort((left, right) => rank(left) - rank(right) || Math.abs(right.change) - Math.abs(left.change));
+  return summaries.sort((left, right) => rank(left) - rank(right) || right.size - left.size);
 }

@@ -22,3 +22,8 @@ test("a head that an edit has ablated is last, and is not idle", () => {
   assert.deepEqual(summaries.map(({ head, isIdle, isOff }) => [head, isIdle, isOff]), [[2, false, false], [1, true, false], [0, false, true]]);
   assert.equal(summaries[0]!.where, "this example with the edits above");
 });
+
+test("changes of opposite signs do not cancel in the order of the heads", () => {
+  const summaries = summarizeEffects([result(effect(0, 1), effect(1, 0.2)), result(effect(0, -1), effect(1, 0.2))]);
+  assert.deepEqual(summaries.map(({ head, change, size, isIdle }) => [head, change, size, isIdle]), [[0, 0, 1, false], [1, 0.2, 0.2, false]]);
+});

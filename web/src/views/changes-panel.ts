@@ -3,7 +3,7 @@ import { css, html, type PropertyValues, type TemplateResult } from "lit";
 import { customElement } from "lit/decorators.js";
 import { compareLists } from "../edits.js";
 import { shared } from "../styles.js";
-import { formatChange, formatPercent, labelToken, ROLE_NAMES, type TraceDocument } from "../trace.js";
+import { findLayers, formatChange, formatPercent, labelToken, ROLE_NAMES, type TraceDocument } from "../trace.js";
 import { StoreElement } from "./base.js";
 
 /** The row whose weights changed most. */
@@ -77,7 +77,7 @@ export class ChangesPanel extends StoreElement {
     const largest = findLargest(variation);
     if (!largest) return "No attention weight changes.";
     const mechanism = trace.mechanisms[largest.attention];
-    const name = mechanism ? `${ROLE_NAMES[mechanism.role].toLowerCase()}, layer ${mechanism.layer + 1}` : largest.attention;
+    const name = mechanism ? `${ROLE_NAMES[mechanism.role].toLowerCase()}${findLayers(trace, mechanism.role, 0).length > 1 ? `, layer ${mechanism.layer + 1}` : ""}` : largest.attention;
     const isSource = mechanism?.role === "encoder-self";
     const token = (isSource ? trace.source.tokens : trace.hypotheses[0]?.tokens)?.[largest.step];
     const place = `${isSource ? "source position" : "output step"} ${largest.step + 1}${token === undefined ? "" : ` (“${labelToken(token)}”)`}`;

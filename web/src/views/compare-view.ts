@@ -87,11 +87,10 @@ export class CompareView extends View {
   }
 
   private select(trace: TraceDocument): SelectedMap | null {
-    const { role, head } = this.store.state;
-    const layers = findLayers(trace, role, 0).length;
-    const { layer } = this.store;
-    const own = typeof layer === "number" ? Math.min(layer, layers - 1) : layer;
-    return selectMap(trace, this.store.choose({ role, head, hypothesis: 0, layer: own }));
+    const { layer, role } = this.store.state;
+    const last = findLayers(trace, role, 0).length - 1;
+    // Without a choice, the last layer of each model is compared.
+    return selectMap(trace, this.store.choose({ hypothesis: 0, layer: typeof layer === "string" ? layer : Math.min(layer ?? last, last) }));
   }
 
   private get maps(): Maps {
@@ -181,11 +180,12 @@ export class CompareView extends View {
   private renderPane(pane: Pane): TemplateResult {
     const { name, map, colors } = pane;
     const focus = this.findFocus(pane);
+    const isDifference = colors === "signed";
     const [left, right] = this.nameSides();
     const width = Math.max(240, this.measureWidth(".pane", 400) - 42);
     const figure = new MatrixFigure({ weights: map.weights, axes: map.axes, marks: map.marks, colors, width, height: 420, fontSize: null, focus, selected: [] });
     return html`<section class="panel stack pane" aria-label=${name}>
-      <div><h2>${name}</h2><p class="muted small number">${focus ? describeCell(map, focus, colors) : "The output has no such token."}${colors === "signed" ? ` (${right} − ${left}). Blue is more, orange is less.` : ""}</p></div>
+      <div><h2>${name}</h2><span class="muted small">${isDifference ? "" : map.title}</span><p class="muted small number">${focus ? describeCell(map, focus, colors) : "The output has no such token."}${isDifference ? ` (${right} − ${left}). Blue is more, orange is less.` : ""}</p></div>
       <canvas-figure .figure=${figure} .focused=${focus ?? { row: 0, column: 0 }} .size=${{ rows: map.weights.rows, columns: map.weights.columns }}
         label=${name} description="Arrow keys move in all matrices" .hovers=${false}
         @cell-focus=${(event: CellEvent) => this.focusCell(pane, event)} @cell-select=${(event: CellEvent) => this.focusCell(pane, event)}></canvas-figure>

@@ -18,7 +18,7 @@ import { renderHypotheses, renderMapControls, renderSegments } from "./controls.
 const MANY_KEYS = 12;
 /** How long numbers move when they change, and how long a stage is shown, in milliseconds. */
 const MOVE = 350;
-const PAUSE = 1100;
+const PAUSE = 2500;
 const MOST_COMPUTED = 8;
 /** The width of the exported figure, relative to the size of its text. */
 const PAPER_WIDTH = 84;
@@ -40,7 +40,7 @@ export class EquationView extends View {
     css`
       .stack, .plot { grid-template-columns: minmax(0, 1fr); }
       .formulas { gap: var(--space-2) var(--space-5); min-height: 2.6em; }
-      math .active { background: var(--tint); color: var(--accent); outline: 3px solid var(--tint); border-radius: 3px; }
+      math .active { background: var(--tint); color: var(--accent); }
       .check { display: flex; flex-wrap: wrap; gap: 0 var(--space-2); align-items: baseline; max-width: none; }
       .check > span:first-child { white-space: nowrap; }
       .check b { color: var(--good); }
@@ -168,7 +168,7 @@ export class EquationView extends View {
     if (!this.store.trace?.attention.length) return html`<p class="panel">This model has no attention.</p>`;
     if (!this.loaded) return html`${this.renderFailure() || html`<p class="panel muted">Reading queries and keys…</p>`}`;
     const part = this.chosen;
-    if (!part) return html`<p class="panel">The page does not know the equation of this mechanism. The tab Attention shows its weights.</p>`;
+    if (!part) return html`<p class="panel">The trace has no queries, or the page does not know the equation. The tab Attention shows the weights.</p>`;
     const figure = this.createFigure(part, this.move(part), this.frame);
     const { tail } = this.store.state;
     return html`

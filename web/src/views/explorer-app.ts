@@ -271,7 +271,7 @@ export class ExplorerApp extends StoreElement {
     if (focused.isConnected && !focused.matches(":disabled")) return;
     const near = parents.filter((each) => each.isConnected).map((each) => [...each.querySelectorAll<HTMLElement>(FOCUSABLE)]).find((each) => each.length);
     const next = near?.find((each) => focused.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING) ?? near?.[0];
-    (next ?? this.main).focus();
+    (next ?? this.main).focus({ preventScroll: true });
   }
 
   private toggleTheme(): void {

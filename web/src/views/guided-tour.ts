@@ -44,7 +44,7 @@ const STOPS: readonly Stop[] = [
     title: "The equation",
     text: () => "The context is computed in a few operations: a score for each key, a weight from each score, and the weighted sum of the values. These are the numbers of the model.",
     state: { tab: "equation" },
-    target: "#check",
+    target: ".plot",
   },
   {
     title: "Change it",

@@ -42,11 +42,11 @@ export class HeadsPanel extends View {
     const requests = store.describeHeads();
     const done = requests.filter((request) => store.results.has(JSON.stringify(request))).length;
     const { effects } = store;
+    const isRunning = done < requests.length && store.client.isLive && !this.failure;
     return html`<div class="stack">
       ${store.state.ablations ? "" : this.renderOffer()}
       ${this.renderFailure()}
-      ${done < requests.length && store.client.isLive && !this.failure ? renderProgress("Ablating heads", (done + this.progress) / requests.length) : ""}
-      ${effects ? this.renderSummary(effects, done) : ""}
+      ${isRunning ? renderProgress("Ablating heads", (done + this.progress) / requests.length) : effects ? this.renderSummary(effects, done) : ""}
       <slot></slot>
       ${effects ? this.renderTable(effects, done) : ""}
     </div>`;
@@ -77,7 +77,7 @@ export class HeadsPanel extends View {
     const count = used.length > 1 ? `All ${used.length} heads have` : "The only head has";
     return html`<div class="row">
       <p id="idle"><b>${idle.length ? `${idle.length} of ${used.length} heads ${idle.length > 1 ? "have" : "has"} no effect on ${where}${named}.` : `${count} an effect on ${where}.`}</b>
-        ${examples > 1 ? "" : "One example is not proof."} ${idle.length ? "Other sources may need them, and heads can replace each other." : ""} ${drawn < effects.length ? `Below are ${drawn} of the ${effects.length} heads.` : ""}</p>
+        ${examples > 1 ? "" : "One example is not proof."} ${idle.length ? "Other sources may need them, and heads can replace each other." : ""} ${drawn < effects.length ? `The grid shows ${drawn} of the ${effects.length} heads.` : ""}</p>
       ${store.state.ablations === 1 && others && store.client.isLive
         ? html`<button type="button" id="more-examples" @click=${() => store.show({ ablations: 2 })}>Ablate on ${others} more ${others === 1 ? "example" : "examples"}</button>`
         : ""}
@@ -86,9 +86,9 @@ export class HeadsPanel extends View {
   }
 
   private renderTable(effects: readonly HeadSummary[], examples: number): TemplateResult {
-    const largest = Math.max(...effects.map(({ change }) => Math.abs(change))) || 1;
+    const largest = Math.max(...effects.map(({ size }) => size)) || 1;
     return html`<table>
-      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples` : ""}. “No effect”: ${examples > 1 ? "on every example, " : ""}the output stays the same, and its probability changes by less than 1 %.</caption>
+      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples, sorted by its average size` : ""}. “No effect”: ${examples > 1 ? "on every example, " : ""}the output stays the same, and its probability changes by less than 1 %.</caption>
       <thead><tr><th>Head</th><th class="number">Change</th><td class="effect"></td><th>Output without it</th></tr></thead>
       <tbody>${effects.map((effect) => this.renderEffect(effect, examples, largest))}</tbody>
     </table>`;
@@ -96,13 +96,13 @@ export class HeadsPanel extends View {
 
   private renderEffect(effect: HeadSummary, examples: number, largest: number): TemplateResult {
     const { store } = this;
-    const { role, layer, head, change, changed, isIdle, isOff, name, text } = effect;
+    const { role, layer, head, change, size, changed, isIdle, isOff, name, text } = effect;
     const isChosen = role === store.state.role && layer === store.layer && head === store.state.head;
     const outcome = isOff ? "ablated" : isIdle ? "no effect" : !changed ? "same output" : examples > 1 ? `other output for ${changed} of ${examples}` : html`<bdi>${text || "(empty)"}</bdi>`;
     return html`<tr aria-current=${isChosen}>
       <td><button type="button" @click=${() => this.choose(effect)}>${name}</button></td>
       <td class="number">${formatNumber(change)}</td>
-      <td class="effect"><i .style=${`width:${isIdle ? 0 : (100 * Math.abs(change)) / largest}%`}></i></td>
+      <td class="effect"><i .style=${`width:${isIdle ? 0 : (100 * size) / largest}%`}></i></td>
       <td class=${changed ? "" : "muted"}>${outcome}</td>
     </tr>`;
   }
