@@ -10,6 +10,7 @@ The model is trained, tested and stored in $run. What to try next:
   Save a figure                regard look $run "14. Juli 1989" -o alignment.svg
   List attention mechanisms    regard mechanisms
   Train with another one       regard train dates model.attention=entmax15 --out runs/entmax15
+  Train a Transformer          regard train dates-transformer
   Train on your own pairs      regard train --pairs FILE.tsv
   Explore it in the browser    regard explore $run
 TEXT
