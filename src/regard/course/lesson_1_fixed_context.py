@@ -28,6 +28,8 @@
 #
 # $$h_j = f(x_j, h_{j-1}), \qquad c = h_S$$
 #
+# (The model below reads the input in both directions, and joins the two last states.)
+#
 # The decoder has states $s_t$. The first one, $s_0$, is computed from the context, and each of the others from the
 # state before it and the output token before it. $y_0$ is a token that means *start*:
 #
@@ -38,11 +40,11 @@
 #
 # $$p(y_t \mid y_1, \dots, y_{t-1}, x) = \operatorname{softmax}(W s_t)$$
 #
-# $f$ and $g$ are recurrent networks, here GRUs (gated recurrent units), and $V$ and $W$ are matrices. All their numbers
-# are learned. The softmax turns any numbers into positive numbers that sum to 1.
+# $f$ and $g$ are recurrent networks, and $V$ and $W$ are matrices. All their numbers are learned. Here, $f$ and $g$ are
+# GRUs (gated recurrent units): their gates, numbers from 0 to 1, control how much of the old state is kept. The softmax
+# turns any numbers into positive numbers that sum to 1.
 #
-# Look for $x$ in the equations of the decoder: it does not occur on a right-hand side. The input reaches the output
-# only through $c$.
+# The right-hand sides of the decoder's equations do not contain $x$. The input reaches the output only through $c$.
 
 # %% [markdown]
 # ## In Python
@@ -152,7 +154,7 @@ for string in ("jcab", "jcabfdgehi", "jcabfdgehiaf", "jcabfdgehiafbdhe"):
 #
 # With the default seed, 64 numbers reverse about half of the strings of 8 letters and a fifth of those of 10, fewer
 # than 128 numbers do. 256 numbers do not help: after the same number of steps, this model reverses only a third and a
-# tenth of them.
+# tenth of them. So the size is not the limit here (question 2).
 #
 # </details>
 

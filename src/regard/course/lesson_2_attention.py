@@ -37,8 +37,9 @@
 #
 # $$c = a_1 v_1 + \dots + a_S v_S$$
 #
-# The decoder computes this at each step $t$ with its last state as the query, $q = s_{t-1}$. The next state depends on
-# the new context: $s_t = g(y_{t-1}, c, s_{t-1})$, where $y_{t-1}$ is the last output token.
+# The decoder computes this at each step $t$ with its previous state as the query, $q = s_{t-1}$. The next state depends
+# on the new context: $s_t = g(y_{t-1}, c, s_{t-1})$, where $y_{t-1}$ is the previous output token. As in lesson 1,
+# $s_0$ is computed from the last states of the encoder.
 
 # %% [markdown]
 # ## By hand
@@ -55,8 +56,9 @@
 # | weight × value | 6.65 | 4.89 | 2.70 | 14.25 |
 #
 # All numbers are rounded, so the last row seems to have the sum 14.24. The largest part of the context, 6.65, comes
-# from the first value, whose key matches best. regard computes the same. Its tensors have the axes (example, position,
-# number). Here there is one example and one query, so some brackets contain a single element:
+# from the first value, whose key matches best. regard computes the same. Queries, keys and values have the axes
+# (example, position, number), and weights have the axes (example, query, key). Here there is one example and one query,
+# so some brackets contain a single element:
 
 # %%
 import random
@@ -78,7 +80,9 @@ print("weights", weights.numpy().round(3), "context", context.numpy().round(2))
 # ## In Python
 #
 # The task is that of lesson 1: reverse a string of 2 to 12 letters. We train two models: one with a fixed context, as
-# in lesson 1, and one with attention. Their encoders and decoders have states of the same sizes.
+# in lesson 1, and one with *additive* attention, which is the attention of the equation above. Their encoders and
+# decoders have states of the same sizes. We train for 400 steps instead of 600, so the fixed context does worse than in
+# lesson 1.
 
 # %%
 LETTERS = "abcdefghij"
@@ -120,15 +124,16 @@ trace
 
 # %% [markdown]
 # To write the first letter, the model looks mostly at the last one, and then it moves towards the start of the input.
-# This was not part of the training data, which are only strings and their reverses. The widest ribbon often comes from a neighbor of
-# the letter that is written. The state of the encoder at a position also depends on the letters around it (lesson 5).
+# This was not part of the training data, which are only strings and their reverses. For later letters, the widest
+# ribbon often comes from a neighbor of the letter that is written: the state of the encoder at a position also depends
+# on the letters around it (lesson 5).
 #
 # A trace contains every number of the equation, so we can repeat the first step of the decoder by hand:
 
 # %%
 numbers = trace.inputs[0].arrays
 parameters = trace.mechanisms["decoder.attention"].parameters
-w = parameters["score.v"][0]  # the library calls this vector v
+w = parameters["score.v"][0]  # the library calls this vector v; [0] is the only head
 W = parameters["score.query.weight"][0]
 U = parameters["score.key.weight"][0]
 q, k, v = numbers["query"][0], numbers["key"], numbers["value"]

@@ -46,7 +46,7 @@
 # - **by content**: the query is a letter, and the answer is the digit in the slot with this letter. In
 #   `a3 f1 c7 …`, the query `c` has the answer `7`.
 # - **by number**: the query is a number, and the answer is the digit in this slot. In `a3 f1 c7 …`, the query `2` has
-#   the answer `1`.
+#   the answer `1`. (The code counts from 0.)
 
 # %%
 import matplotlib.pyplot as plt
@@ -69,8 +69,8 @@ def sample(task: str, rows: int, random: torch.Generator) -> tuple[Tensor, ...]:
 
 # %% [markdown]
 # The model turns the query into a vector, attends to the slots, and reads the digit from the context. The vector of a
-# slot is the sum of a vector for its letter and a vector for its digit. It is the key and the value. (`has_numbers` is
-# for the experiment below.)
+# slot is the sum of a vector for its letter and a vector for its digit. It is the key and the value. An `nn.Embedding`
+# is a table with a learned vector for each letter, digit or number. (`has_numbers` is for the experiment below.)
 
 
 # %%
@@ -140,17 +140,17 @@ for task, marker, shift in (("by content", "o", -0.2), ("by number", "s", 0.1)):
     axes.scatter(places, shares, marker=marker, alpha=0.7, label=task)
 axes.axhline(1 / DIGITS, color="gray", linestyle="--", label="blind guess")
 axes.set_xticks(range(len(SCORES)), SCORES)
-axes.set(ylabel="share of correct answers", ylim=(0, 1.05))
+axes.set(xlabel="score", ylabel="share of correct answers", ylim=(0, 1.05))
 axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
 plt.show()
 
 # %% [markdown]
-# Each point is a model with one seed.
+# Each point is a model with one seed. Points of the same score and task are shifted sideways, so that all are visible.
 #
 # - **By content**, three of the four scores that compare the query with keys find the slot with every seed, and dot
 #   finds it in most rows. Location does not: it gives the same weights to `a3 c7` and `c7 a3`.
-# - **By number**, location finds the slot, and the others do not. The slots do not contain their numbers. Exchange two
-#   slots: each key keeps its score, and takes it to its new place. So such a score cannot mean "the second slot".
+# - **By number**, location finds the slot, and the others do not. The slots do not contain their numbers. If two slots
+#   are exchanged, their scores are exchanged, too: a score depends on what a slot contains, and not on its number.
 #
 # The models that fail do so in two ways. The largest weights show which one:
 #
@@ -162,8 +162,10 @@ plt.show()
 #   1/8 of the rows, and a wrong slot contains the correct digit by chance in 1/10 of the others.
 #
 # Why is **dot** the least reliable by content? Its vectors start as 32 random numbers each, so the dot products are
-# large, and the largest weight of a row is close to 0.9 before anything is learned. The other slots then get almost no
-# gradient. Lesson 6 divides the scores by $\sqrt{d}$ for this reason. regard calls this score `scaled_dot`:
+# large, and the largest weight of a row is close to 0.9 before anything is learned. The derivative of a weight with
+# respect to its own score is $a_j (1 - a_j)$, which is small if $a_j$ is close to 0 or to 1. So there is little
+# gradient to learn from. Lesson 6 divides the scores by $\sqrt{d}$ for this reason. regard calls this score
+# `scaled_dot`:
 
 # %%
 results["by content", "scaled_dot"] = [measure("by content", "scaled_dot", seed) for seed in SEEDS]

@@ -82,9 +82,9 @@ for name, row in weights.items():
     print(f"{name:13}", row.detach().numpy().round(2), f"sum {row.sum():.2f}")
 
 # %% [markdown]
-# The window stands at step 5, so it shows positions 4 to 6. The weights always sum to 1. What is left out goes to the
-# positions that remain. When it predicts, as here, hard attention reads the most probable position instead of drawing
-# one.
+# At step 5, the window is centered on position 5, so positions 4 to 6 are visible. The weights always sum to 1: the
+# softmax is computed over the visible positions only. When it predicts, as here, hard attention reads the most probable
+# position instead of drawing one.
 
 # %% [markdown]
 # ### What a window cannot see
@@ -149,10 +149,10 @@ for task in ("copy", "reverse"):
 # %% [markdown]
 # ### The price
 #
-# `regard.explain` counts the multiplications of a model, each with an addition, as a formula, with $S$ for the length
-# of the input and $T$ for that of the output. We compare a model with a fixed context and one with attention. Their
-# encoders and decoders have the same sizes, and both read a context at every step: for the first, it is always the
-# same. The letter k means thousand.
+# `regard.explain` returns a formula for the number of multiplications of a model, with $S$ for the length of the input
+# and $T$ for that of the output. (Each is followed by an addition, which is not counted.) We compare a model with a
+# fixed context and one with attention. Their encoders and decoders have the same sizes, and both read a context at
+# every step: for the first, it is always the same. The letter k means thousand.
 
 # %%
 fixed = regard.explain("sequences", {"model": "fixed", "model.encoder.hidden": 64}).cost
@@ -198,7 +198,7 @@ for name, numbers in counts.items():
 torch.set_num_threads(1)
 attention, network = regard.Attention(32, 32, score="dot"), regard.GRU(32, 32)
 parts: dict[str, Any] = {"attention": lambda x: attention(x, x), "recurrent network": network}
-measured = [256, 512, 1024, 2048]
+measured = [512, 1024, 2048, 4096]
 
 
 def milliseconds(part: Any, n: int) -> float:
@@ -207,6 +207,9 @@ def milliseconds(part: Any, n: int) -> float:
 
 
 times = {name: [milliseconds(part, n) for n in measured] for name, part in parts.items()}
+print("milliseconds      ", *(f"{n:7,}" for n in measured))
+for name, numbers in times.items():
+    print(f"{name:18}", *(f"{number:7.1f}" for number in numbers))
 
 # %% alt="Time by length on logarithmic scales: two rising lines, of which that of attention becomes the steeper one."
 figure, axes = plt.subplots(figsize=(7, 3.2))
@@ -220,10 +223,10 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# On these scales, a time that grows like $n$ is a line of slope 1, and one that grows like $n^2$ a line of slope 2. The
-# times are those of the machine that drew the figure; yours are different. A recurrent network must compute one
-# position after the other, and attention computes all scores at once. Therefore attention can be the faster one up to
-# some length, although it does more work.
+# A time that grows like $n$ doubles if the length doubles, and one that grows like $n^2$ becomes four times as long.
+# The times are those of the machine that drew the figure; yours are different, and other programs disturb them. A
+# recurrent network must compute one position after the other, and attention computes all scores at once. Therefore
+# attention can be the faster one up to some length, although it does more work.
 
 # %% [markdown]
 # ## Experiment

@@ -29,8 +29,9 @@
 #
 # $$o_{tj} = \log p(y_t) - \log p_j(y_t)$$
 #
-# $p(y_t)$ is the probability that the model gives to $y_t$, and $p_j(y_t)$ is the probability without token $j$. The
-# score is positive if the token makes $y_t$ more likely, and negative if it makes $y_t$ less likely.
+# $p(y_t)$ is the probability that the model gives to $y_t$, and $p_j(y_t)$ is the probability without token $j$. Both
+# are computed with the same previous output $y_1, \dots, y_{t-1}$. The score is positive if the token makes $y_t$ more
+# likely, and negative if it makes $y_t$ less likely.
 #
 # To test the weights themselves, replace the weights $a_t$ of one step with other weights $b_t$:
 #
@@ -95,8 +96,9 @@ model = train("attention", kind="recurrent", encoder=encoder, attention="bahdana
 # ### Is attention needed here?
 #
 # The first test of Wiegreffe and Pinter: train the model again with equal weights that stay fixed. Every input token
-# has the same weight at every step, so the context is the average of the encoder states. If this model were as good,
-# then the learned weights would be a decoration, and there would be nothing to explain.
+# has the same weight at every step, so the context is the average of the encoder states. In regard, this is a fixed
+# context that the decoder reads at every step. If this model were as good, then learned weights would not be needed,
+# and there would be nothing to explain.
 
 # %%
 averaging = {"hidden": 32, "summary": "mean"}
@@ -109,18 +111,19 @@ average = train("average", kind="fixed", encoder=averaging, context="every_step"
 
 # %% alt="The explorer with the attention weights for March 14, 1987: most digits attend to the same digit."
 SOURCE, TARGET = "March 14, 1987", "1987-03-14"
-trace = model.trace(SOURCE)
+trace = model.trace(SOURCE, queries=True)
 assert trace.prediction.text == TARGET
 trace
 
 # %% [markdown]
 # The picture is plausible: the last digits of the year and of the day attend to the same digits of the source. The
-# hyphens attend to several places, with no obvious reason.
+# hyphens also attend to characters of the date, although a hyphen does not depend on them. (The `assert` lines of the
+# lessons check what the text says.)
 #
 # ### Change the input: attribution
 #
 # `Model.attribute` computes scores of the input tokens. Erasure is called *occlusion* there. The figure shows the
-# weights and the scores side by side. Each map is divided by its largest value.
+# weights and the scores side by side. Each map is divided by its largest absolute value. Negative scores are blue.
 
 # %% alt="Maps of attention and erasure: they agree at the last digits of year and day, not at the hyphens."
 attention = trace.prediction.attention
@@ -134,7 +137,7 @@ for axes, (name, scores) in zip(panels, maps.items(), strict=True):
     axes.set_xticks(range(len(SOURCE)), list(SOURCE.replace(" ", "␣")))
     axes.set_yticks(range(len(TARGET)), list(TARGET))
 panels[0].set_ylabel("character of the output")
-figure.colorbar(image, ax=panels, label="divided by the largest")
+figure.colorbar(image, ax=panels, label="value / largest value")
 plt.show()
 
 for t in (3, 6, 9):
@@ -142,8 +145,8 @@ for t in (3, 6, 9):
     print(f"at {TARGET[t]}: the largest weight is on {letters[0]}, the largest score on {letters[1]}")
 
 # %% [markdown]
-# At the last digits of year and day, the two maps agree. At the second digit of the month, they need not: the line for
-# *3* shows which letter of *March* each of them names. How often do they agree? For 20 dates, we count how often the
+# At the last digits of year and day, the two maps agree. At the second digit of the month, the *3*, they can name
+# different letters of *March*. How often do they agree? For 20 dates, we count how often the
 # largest weight and the largest erasure score are on the same character.
 
 # %%
@@ -157,8 +160,8 @@ for label, count in zip("YYYY-MM-DD", same, strict=True):
 assert min(same[3], same[9]) > 12 > max(same[4], same[7])
 
 # %% [markdown]
-# At the last digits of year and day, they mostly agree. They disagree most at the hyphens: there, all erasure scores are
-# near 0, but weights always sum to 1. At the month, they often differ, too, and there are two reasons:
+# At the last digits of year and day, they mostly agree. They disagree most at the hyphens: there, all erasure scores
+# are near 0, but weights always sum to 1. At the month, they often differ, too, and there are two reasons:
 #
 # - **A weight is on a state, and not on a character.** The encoder reads in both directions, so its state at *c* in
 #   *March* also depends on the letters around it. A weight on *c* can mean that *h* was read.
@@ -168,7 +171,8 @@ assert min(same[3], same[9]) > 12 > max(same[4], same[7])
 # ### Change the weights
 #
 # Now the test of faithfulness. `Model.trace` accepts *edits*, with which the model computes the output again. First we
-# move the attention at the last digit of the year from `7` to `8`: position 12 of the source instead of 13.
+# move the attention at the last digit of the year from `7` to `8`: to position 12 of the source instead of 13, counted
+# from 0.
 
 
 # %%
@@ -184,9 +188,9 @@ print(f"{SOURCE} → {edited.prediction.text}")
 assert edited.prediction.text[3] == "8"
 
 # %% [markdown]
-# The model writes `8`. At this step, the weights are the *cause* of the output, and not a decoration. Is it so at every
-# step? For 10 dates, we replace the weights of one step at a time with equal weights, and with the same weights in a
-# random order, as Jain and Wallace did. The figure shows $\Delta_t$: a dot for each date, and a bar for the average.
+# The model writes `8`. At this step, the output depends on the weights. Is it so at every step? For 10 dates, we
+# replace the weights of one step at a time with equal weights, and with the same weights in a random order, as Jain and
+# Wallace did. The figure shows $\Delta_t$: a dot for each date, and a bar for the average.
 
 # %% alt="The change by output position: near 0 at the hyphens, several units at the last digits."
 shuffler = np.random.default_rng(0)
@@ -232,10 +236,12 @@ for name, values in changes.items():
 # Both sides of the debate are right, at different steps of the same model:
 #
 # - At the **hyphens**, neither equal nor shuffled weights change the output. The decoder knows from its own state that
-#   a hyphen comes next. The weights are computed, they can be drawn, and they explain nothing.
-# - At the **digits that must be read**, the last of the year and those of the day, other weights change the output: with
-#   equal weights, $\Delta_t$ is about 3 on average, so the probability is multiplied by $e^{-3}$, which is 5 %. Some dots
-#   are near 0: for these dates, the model writes the same digit with other weights.
+#   a hyphen comes next. The weights do not explain why the model writes a hyphen. (They could still change later steps;
+#   this test does not measure that.)
+# - At the **digits that must be read**, the last of the year and those of the day, other weights change the output:
+#   with equal weights, $\Delta_t$ is about 3 on average. A drop of 3 multiplies the probability by $e^{-3}$, which is 5
+#   %. Some dots are near 0: for these dates, the model writes the same digit with other weights. The other digits are
+#   between these extremes.
 # - At the **first two digits**, equal weights change little. The century is 19 or 20, and a blurred context is enough
 #   to decide. Shuffled weights change more: a wrong place is worse than a blur.
 
@@ -267,7 +273,7 @@ print(f"{SOURCE} → {edited.prediction.text}, without the edit {TARGET}")
 # ## Questions
 #
 # <details>
-# <summary>1. The weights at a hyphen are spread over several characters. What can you conclude about how the model
+# <summary>1. At a hyphen, the largest weight is on a character of the date. What can you conclude about how the model
 # writes a hyphen?</summary>
 #
 # Nothing from the picture alone. The weights of every step sum to 1, so they must be somewhere, also if the decoder
@@ -275,12 +281,13 @@ print(f"{SOURCE} → {edited.prediction.text}, without the edit {TARGET}")
 #
 # </details>
 # <details>
-# <summary>2. A colleague finds weights that differ from those of your model and lead to the same output. Are the
-# weights of your model meaningless?</summary>
+# <summary>2. A colleague replaces the weights of your model at one step, and the output stays the same. Are the weights
+# of your model meaningless?</summary>
 #
-# No. If a source has the same information at several places, a model may read it at any of them, and each is a valid
-# account of what it did. First test whether attention is needed (here it is: a third instead of all dates are correct
-# without it), and then at which steps changes matter.
+# No. A step may not need the context, such as a hyphen. Or the source has the same information at several places: each
+# state of the encoder also depends on the letters around it, so the model can read it at any of them. First test
+# whether attention is needed (here it is: a third instead of all dates are correct without it), and then at which steps
+# changes matter.
 #
 # </details>
 # <details>

@@ -21,7 +21,7 @@
 # ## The equation
 #
 # A sentence of $m$ words is a matrix $X$ with a row of $d$ numbers for each word. Three learned matrices with $d$ rows
-# and $d_k$ columns turn it into queries, keys and values:
+# and $d_k$ columns turn it into queries, keys and values. ($d_k = d$ until there are several heads.)
 #
 # $$Q = X W_Q \quad K = X W_K \quad V = X W_V$$
 #
@@ -75,10 +75,10 @@ print("z:      ", (weights @ values).numpy().round(2))
 # Without the division, the scores are 112 and 96, and the weights are 0.9999999 and 0.0000001. The softmax is
 # *saturated*: a small change of a score hardly changes the weights, so there is almost no gradient to learn from.
 #
-# This is not specific to our two words. If the numbers in queries and keys are random with variance 1, then a score is
-# a sum of $d_k$ products, and its variance is $d_k$. The larger the vectors, the larger the scores. The division by
-# $\sqrt{d_k}$ brings the variance back to 1. The figure shows the largest of 10 weights for random vectors, averaged
-# over 1,000 queries:
+# This is not specific to our two words. If the numbers in queries and keys are random and independent, with mean 0 and
+# variance 1, then a score is a sum of $d_k$ products, and its variance is $d_k$. The larger the vectors, the larger the
+# scores. The division by $\sqrt{d_k}$ brings the variance back to 1. The figure shows the largest of 10 weights for
+# random vectors, averaged over 1,000 queries:
 
 
 # %% alt="The largest weight by the size of the keys: almost 1 for large dot products, 0.3 if they are scaled."
@@ -174,7 +174,7 @@ for positions in (False, True):
 #
 # $$P_{p, 2i+1} = \cos\left(p / 10000^{2i/d}\right)$$
 #
-# Here, $2i$ and $2i + 1$ count the numbers of the vector, from 0.
+# Number $2i$ of the vector is a sine, and number $2i + 1$ a cosine, for $i = 0, 1, \dots, d/2 - 1$.
 #
 # Is that enough to learn from? We train a small network on a question about order: does *a* occur before *b*? Each
 # input contains 8 different letters in a random order. They are numbered: *a* is 0, and *b* is 1. At each step, the
@@ -282,5 +282,5 @@ print(f"{SCOPE}, without positions: {accuracy:.0%} of the answers are correct")
 #
 # </details>
 #
-# You have all parts of a Transformer but feed-forward layers, residual connections and layer normalization. Lesson 7
-# adds them, and puts all parts together.
+# Three parts of a Transformer are still missing: feed-forward layers, residual connections and layer normalization.
+# Lesson 7 adds them, and puts all parts together.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lesson 7: The Transformer, layer by layer
 #
-# A small Transformer on a file of pairs that you can replace with your own, with every layer computed by hand.
+# A small Transformer on a file of pairs that you can replace with your own, with every layer computed step by step.
 
 # %% [markdown]
 # ## The idea
@@ -26,8 +26,8 @@
 # %% [markdown]
 # ## The equation
 #
-# Let $d$ be the size of the vectors, $x$ the vector of one position, and $f$ an attention or feed-forward layer. Each
-# layer is used in the same way:
+# Let $d$ be the size of the vectors, $x$ the vector of one position, and $f$ an attention or feed-forward layer. (An
+# attention also reads the vectors of other positions.) Each layer is used in the same way:
 #
 # $$x \leftarrow \operatorname{LN}(x + f(x))$$
 #
@@ -96,7 +96,8 @@ if not PAIRS.exists():
 rows = (line.split("\t") for line in PAIRS.read_text("utf-8").splitlines())
 pairs = [(source, target) for source, target in rows]
 random.Random(0).shuffle(pairs)
-train, test = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
+half, dev_size = len(pairs) // 2, len(pairs) // 10
+train, dev, test = pairs[:half], pairs[half : half + dev_size], pairs[half + dev_size :]
 print(f"{len(train)} pairs to learn from, {len(test)} to test, for example:")
 print(*test[0], sep="\n")
 
@@ -118,16 +119,16 @@ settings = {
     "training": {"steps": 400, "batch_size": 32, "learning_rate": 0.005, "warmup": 50},
 }
 folder = tempfile.mkdtemp()
-run = regard.train(pairs=train, dev=test, overrides=settings, out=folder, quiet=True)
+run = regard.train(pairs=train, dev=dev, overrides=settings, out=folder, quiet=True)
 model = run.load(device="cpu")
 accuracy = model.evaluate(test, metrics="accuracy")["accuracy"]
 print(f"{accuracy:.0%} of the test pairs are translated correctly")
 print(model.predict(SENTENCE).text)
 
 # %% [markdown]
-# ### The whole Transformer by hand
+# ### The whole Transformer, without the layers of regard
 #
-# Now we compute the output again without the layers of regard: only with the learned numbers, which are the *parts* of
+# Now we compute the output again: only with the learned numbers, which are the *parts* of
 # `model.network`. Calling a part such as `to_query` multiplies by its matrix and adds its bias.
 
 
@@ -188,7 +189,7 @@ def decode(ids, memory, decoder):
 # before each step, and predicts the next word, until the end token `</s>`. The sign `▁` marks the beginning of a word.
 
 # %%
-trace = model.trace(SENTENCE)
+trace = model.trace(SENTENCE, queries=True)
 source_ids = model.predictor.reader.tokenizer.ids([SENTENCE])[0]
 inputs = [START, *(step.id for step in trace.steps[0][:-1])]
 
@@ -231,9 +232,9 @@ plt.show()
 # know the noun. Heads whose row of *den* is dark at *tree* read it there. The noun can also reach *den* in another way:
 # the self-attention of the encoder has already mixed *tree* into the vectors of its neighbors, as in lesson 5.
 #
-# The explorer shows all attentions of the model, at first the average of all blocks and heads. On the tab *Attention*,
-# choose numbers for *Layer* (here, a block) and *Head* to see a single head, and *Encoder self-attention* to see how the
-# words of the source attend to each other.
+# The explorer shows all attentions of the model. The ribbons are the average of all blocks and heads. On the tab
+# *Attention*, choose numbers for *Layer* (here, a block) and *Head* to see a single head, and *Encoder self-attention*
+# to see how the words of the source attend to each other.
 
 # %% alt="The explorer with the translation of we have painted the tree today."
 trace
@@ -242,14 +243,15 @@ trace
 # ## Experiment
 #
 # **First**, what does the model write for sentences that differ from all training sentences? No training sentence
-# starts with *today*, and every one has a verb. Write down what you expect before you run the cell, and change `TEXTS`.
+# starts with *today*, and every one has a verb and an object. Write down what you expect before you run the cell, and
+# change `TEXTS`.
 #
 # **Then use your own pairs.** Replace `pairs.tsv` in the folder of the notebook, change `SENTENCE` in the first cell to
 # one of your sources, and run all cells. A few hundred pairs with short sources are enough if they follow a pattern;
 # the model learns for about ten seconds. What pattern do you expect in the heads?
 
 # %%
-TEXTS = ["today we have painted the tree", "the tree", "I have lost the tree often"]
+TEXTS = ["today we have painted the tree", "the tree", "we have painted"]
 
 for text in TEXTS:
     print(f"{text} → {model.predict(text).text}")

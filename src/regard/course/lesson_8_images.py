@@ -33,13 +33,14 @@
 # $$\text{hard:} \quad c_t = v_{j_t}, \quad j_t \sim a_t$$
 #
 # The sign $\sim$ means *drawn with the probabilities*. The draw has no gradient, so hard attention is trained with a
-# trick, REINFORCE: if a draw led to a better prediction than usual, its probability is increased.
+# trick, REINFORCE: if a draw led to a better prediction than the average of recent draws, its probability is increased.
 
 # %% [markdown]
 # ## In Python
 #
-# We draw our own pictures: two colored shapes, side by side or one above the other. The caption names the left or upper
-# one first. `regard.register_corpus` makes our function available as training data.
+# We draw our own pictures: two colored shapes, side by side or one above the other. If they are side by side, the
+# caption names the left one first; if one is above the other, the upper one. Some pictures fit both rules, so even a
+# perfect model makes a few errors. `regard.register_corpus` makes our function available as training data.
 
 # %%
 import tempfile
@@ -130,7 +131,8 @@ print(soft.predict(test_pictures[0]).text)
 # %% [markdown]
 # ### Where it looks
 #
-# At each word, the model has a weight for each of the 16 cells. We draw the picture darker where the weight is small.
+# At each word, the model has a weight for each of the 16 cells. We draw a cell darker if its weight is small, relative
+# to the largest weight of the word.
 
 
 # %%
@@ -160,7 +162,8 @@ plt.show()
 # ### Soft and hard
 #
 # Hard attention is difficult to train from random parameters, because at first the draws are useless. So we start from
-# the parameters of the soft model (`training.init_from`), and train 150 more steps with REINFORCE.
+# the parameters of the soft model (`training.init_from`), and train 150 more steps with REINFORCE. `reward` is the
+# weight of the reward in the loss, and `entropy` that of a term that keeps the draws from becoming certain too early.
 
 # %%
 reinforce = {
@@ -186,10 +189,10 @@ for panels, model in zip(rows, (soft, hard), strict=True):
 plt.show()
 
 # %% [markdown]
-# Both describe the pictures equally well. Soft attention has noticeable weights on about two cells per word, and hard
-# attention reads exactly one. So the picture shows all that attention read: no other cell was read (a cell also sees
-# its surroundings, question 2). One exception remains in both models: the first state of the decoder is computed from
-# the average of all cells.
+# Both describe the pictures equally well. Soft attention has weights above 0.01 on about two cells per word, and hard
+# attention reads exactly one. In the lower row, the bright cell is the only one that attention reads. Its annotation
+# also depends on the pixels around it (question 2). One exception remains in both models: the first state of the
+# decoder is computed from the average of all cells.
 
 # %% [markdown]
 # ### Brush a part out
@@ -208,9 +211,9 @@ def around(center):
     return np.flatnonzero(is_near).tolist()
 
 
-def brush(picture, center):
+def brush(picture, center, **options):
     """Return the trace of a picture without a cell and its neighbors."""
-    return soft.trace(picture, edits=[{"kind": "mask_region", "cells": around(center)}])
+    return soft.trace(picture, edits=[{"kind": "mask_region", "cells": around(center)}], **options)
 
 
 kept = {"largest": 0, "least": 0}
@@ -230,14 +233,14 @@ assert kept["largest"] >= 20 <= kept["least"]
 assert changed["largest"] >= 15 > changed["least"]
 
 # %% [markdown]
-# Without the cells that the model looks at, the words of the first object stay most of the time, and those of the
-# second change. Without cells that it ignores, few words change. So the model depends on what it looks at. But what
-# does it write about an object that is not there? In the explorer, every word has its weights over the picture.
+# Without the cells that the model looks at, the words of the first object stay, and those of the second change in most
+# pictures. Without cells that it ignores, few words change. So the model depends on what it looks at. But what
+# does it write about an object that is not there? In the explorer, select a word to see its weights over the picture.
 
 # %% alt="The explorer with the picture without its second object: the caption mentions the first object twice."
 example = next(picture for picture, caption in test if caption == "green circle blue square")
 prediction = soft.predict(example)
-trace = brush(example, prediction.attention[2].argmax())
+trace = brush(example, prediction.attention[2].argmax(), queries=True)
 print(f"{prediction.text} → {trace.prediction.text}")
 trace
 
@@ -297,7 +300,7 @@ plt.show()
 #
 # </details>
 #
-# This is the end of the course. You started with a single vector for everything, and have seen how attention replaced
-# it: for words, for positions, for every layer of a network, and for pictures. To continue with your own data, see
-# `regard train --pairs FILE` for texts and `regard train --images FOLDER --pairs FILE` for pictures; `regard explore
-# RUN` opens your model in the explorer.
+# This is the end of the course. You started with one context vector. Attention replaced it by a new context at each
+# step: between two texts, within a text, and for pictures. To continue with your own data, see `regard train --pairs
+# FILE` for texts and `regard train --images FOLDER --pairs FILE` for pictures; `regard explore RUN` opens your model in
+# the explorer.
