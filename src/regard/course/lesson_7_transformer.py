@@ -260,8 +260,9 @@ for text in TEXTS:
 # <details>
 # <summary>What comes out</summary>
 #
-# In our run, *today* at the beginning changes nothing: the translation is correct. For *the tree*, the model writes a
-# subject and a verb that the source does not have, and it can write the object twice. Question 3 asks why.
+# In our run, *today* at the beginning changes nothing: the translation is correct. For the other two, the model writes
+# words that the source does not have, a subject and a verb or an object, and it can write an object or an article twice.
+# Question 3 asks why.
 #
 # </details>
 
