@@ -478,11 +478,11 @@ function computeStages(inputs: HeadInputs, step: number, toggles: Toggles): Stag
 
 const SYMBOLS: Readonly<Record<string, string>> = {
   q: "query of this step",
-  j: "number of a key, one less than in the diagram",
+  j: "index of a key, from 0 (diagram: from 1)",
   k_j: "key j",
   "a_{t−1}": "weights of the previous step, or the sum of all previous steps",
   f: "convolution of these weights with the filters F",
-  t: "number of this step, from 0",
+  t: "index of this step, from 0",
   S: "number of keys",
   p: "center of the window",
   σ: "standard deviation of the Gaussian",

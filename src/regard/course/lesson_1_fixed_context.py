@@ -152,9 +152,9 @@ for string in ("jcab", "jcabfdgehi", "jcabfdgehiaf", "jcabfdgehiafbdhe"):
 # <details>
 # <summary>What comes out</summary>
 #
-# With the default seed, 64 numbers reverse about half of the strings of 8 letters and a fifth of those of 10, fewer
-# than 128 numbers do. 256 numbers do not help: after the same number of steps, this model reverses only a third and a
-# tenth of them. So the size is not the limit here (question 2).
+# With the default seed, a model with 64 numbers reverses about half of the strings of 8 letters and a fifth of those of
+# 10, fewer than with 128 numbers. With 256, it reverses only a third and a tenth after the same number of steps. So a
+# context of more than 128 numbers does not help here (question 2).
 #
 # </details>
 

@@ -128,7 +128,8 @@ trace
 # ribbon often comes from a neighbor of the letter that is written: the state of the encoder at a position also depends
 # on the letters around it (lesson 5).
 #
-# A trace contains every number of the equation, so we can repeat the first step of the decoder by hand:
+# With `queries=True`, a trace also contains queries, keys and values, so we can repeat the first step of the decoder by
+# hand:
 
 # %%
 numbers = trace.inputs[0].arrays

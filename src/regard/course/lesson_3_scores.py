@@ -162,9 +162,10 @@ plt.show()
 #   1/8 of the rows, and a wrong slot contains the correct digit by chance in 1/10 of the others.
 #
 # Why is **dot** the least reliable by content? Its vectors start as 32 random numbers each, so the dot products are
-# large, and the largest weight of a row is close to 0.9 before anything is learned. The derivative of a weight with
-# respect to its own score is $a_j (1 - a_j)$, which is small if $a_j$ is close to 0 or to 1. So there is little
-# gradient to learn from. Lesson 6 divides the scores by $\sqrt{d}$ for this reason. regard calls this score
+# large, and the largest weight of a row is close to 0.9 before anything is learned. In most rows, it is on a
+# wrong slot, and the correct one has a weight of about 0.01. The derivative of a weight with respect to its own score
+# is $a_j (1 - a_j)$: about 0.01 for this slot, and 0.11 if all 8 weights are equal. So the correct slot gets almost no
+# gradient. Lesson 6 divides the scores by $\sqrt{d}$ for this reason. regard calls this score
 # `scaled_dot`:
 
 # %%

@@ -149,9 +149,9 @@ for task in ("copy", "reverse"):
 # %% [markdown]
 # ### The price
 #
-# `regard.explain` returns a formula for the number of multiplications of a model, with $S$ for the length of the input
-# and $T$ for that of the output. (Each is followed by an addition, which is not counted.) We compare a model with a
-# fixed context and one with attention. Their encoders and decoders have the same sizes, and both read a context at
+# `regard.explain` returns a formula for the number of multiply-adds of a model (a multiplication and an addition count
+# as one), with $S$ for the length of the input and $T$ for that of the output. We compare a model with a fixed context
+# and one with attention. Their encoders and decoders have the same sizes, and both read a context at
 # every step: for the first, it is always the same. The letter k means thousand.
 
 # %%
@@ -179,7 +179,7 @@ counts = {
 figure, axes = plt.subplots(figsize=(7, 3.6))
 for name, numbers in counts.items():
     axes.plot(lengths, [number / 1e9 for number in numbers], label=name)
-axes.set(xlabel="length of input and output, n", ylabel="billion multiplications")
+axes.set(xlabel="length of input and output, n", ylabel="billion multiply-adds")
 axes.legend()
 plt.show()
 
@@ -224,7 +224,7 @@ plt.show()
 
 # %% [markdown]
 # A time that grows like $n$ doubles if the length doubles, and one that grows like $n^2$ becomes four times as long.
-# The times are those of the machine that drew the figure; yours are different, and other programs disturb them. A
+# The times are those of the machine that drew the figure; they vary between machines and runs. A
 # recurrent network must compute one position after the other, and attention computes all scores at once. Therefore
 # attention can be the faster one up to some length, although it does more work.
 

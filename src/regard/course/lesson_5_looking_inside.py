@@ -105,9 +105,10 @@ averaging = {"hidden": 32, "summary": "mean"}
 average = train("average", kind="fixed", encoder=averaging, context="every_step")
 
 # %% [markdown]
-# Attention is needed. Now look at the weights for one date. `Model.trace` returns a prediction with everything that was
-# recorded on the way. On this page, the trace opens as an interactive explorer; in a notebook, you see a picture of the
-# weights. Choose a character of the output to see where the model looked, and which other characters it considered.
+# Attention is needed. Now look at the weights for one date. `Model.trace` returns a prediction with its weights and the
+# most likely tokens of each step; `queries=True` adds queries, keys and values for the tab *Equation*. On this page,
+# the trace opens as an interactive explorer; in a notebook, you see a picture of the weights. Choose a character of the
+# output to see where the model looked, and which other characters it considered.
 
 # %% alt="The explorer with the attention weights for March 14, 1987: most digits attend to the same digit."
 SOURCE, TARGET = "March 14, 1987", "1987-03-14"
@@ -117,8 +118,8 @@ trace
 
 # %% [markdown]
 # The picture is plausible: the last digits of the year and of the day attend to the same digits of the source. The
-# hyphens also attend to characters of the date, although a hyphen does not depend on them. (The `assert` lines of the
-# lessons check what the text says.)
+# hyphens also attend to some characters, although every output has the same hyphens. (The `assert` lines of the lessons
+# check what the text says.)
 #
 # ### Change the input: attribution
 #
@@ -145,9 +146,9 @@ for t in (3, 6, 9):
     print(f"at {TARGET[t]}: the largest weight is on {letters[0]}, the largest score on {letters[1]}")
 
 # %% [markdown]
-# At the last digits of year and day, the two maps agree. At the second digit of the month, the *3*, they can name
-# different letters of *March*. How often do they agree? For 20 dates, we count how often the
-# largest weight and the largest erasure score are on the same character.
+# At the last digits of year and day, the two maps agree. At the second digit of the month, the *3*, the largest weight
+# and the largest score can be on different letters of *March*. How often do they agree? For 20 dates, we count how
+# often the largest weight and the largest erasure score are on the same character.
 
 # %%
 same = np.zeros(len(TARGET))
@@ -170,9 +171,9 @@ assert min(same[3], same[9]) > 12 > max(same[4], same[7])
 #
 # ### Change the weights
 #
-# Now the test of faithfulness. `Model.trace` accepts *edits*, with which the model computes the output again. First we
-# move the attention at the last digit of the year from `7` to `8`: to position 12 of the source instead of 13, counted
-# from 0.
+# Now the test of faithfulness. `Model.trace` accepts *edits*: changes that are applied while the model computes the
+# output again. First we move the attention at the last digit of the year from `7` to `8`: to position 12 of the source
+# instead of 13, counted from 0.
 
 
 # %%
@@ -188,7 +189,7 @@ print(f"{SOURCE} → {edited.prediction.text}")
 assert edited.prediction.text[3] == "8"
 
 # %% [markdown]
-# The model writes `8`. At this step, the output depends on the weights. Is it so at every step? For 10 dates, we
+# The model writes `8`. At this step, the output depends on the weights. Is this true of every step? For 10 dates, we
 # replace the weights of one step at a time with equal weights, and with the same weights in a random order, as Jain and
 # Wallace did. The figure shows $\Delta_t$: a dot for each date, and a bar for the average.
 
@@ -273,8 +274,8 @@ print(f"{SOURCE} → {edited.prediction.text}, without the edit {TARGET}")
 # ## Questions
 #
 # <details>
-# <summary>1. At a hyphen, the largest weight is on a character of the date. What can you conclude about how the model
-# writes a hyphen?</summary>
+# <summary>1. At a hyphen, one character of the source has the largest weight. What can you conclude about how the
+# model writes a hyphen?</summary>
 #
 # Nothing from the picture alone. The weights of every step sum to 1, so they must be somewhere, also if the decoder
 # does not need the context. Only the test shows it: the hyphen stays when the weights change.
@@ -284,10 +285,9 @@ print(f"{SOURCE} → {edited.prediction.text}, without the edit {TARGET}")
 # <summary>2. A colleague replaces the weights of your model at one step, and the output stays the same. Are the weights
 # of your model meaningless?</summary>
 #
-# No. A step may not need the context, such as a hyphen. Or the source has the same information at several places: each
-# state of the encoder also depends on the letters around it, so the model can read it at any of them. First test
-# whether attention is needed (here it is: a third instead of all dates are correct without it), and then at which steps
-# changes matter.
+# No. Some steps, such as those of the hyphens, do not need the context. Or several states contain the same information,
+# because each state of the encoder also depends on the letters around it. First test whether attention is needed. (Here
+# it is: without it, only a third of the dates are correct.) Then test at which steps the weights matter.
 #
 # </details>
 # <details>

@@ -75,10 +75,10 @@ print("z:      ", (weights @ values).numpy().round(2))
 # Without the division, the scores are 112 and 96, and the weights are 0.9999999 and 0.0000001. The softmax is
 # *saturated*: a small change of a score hardly changes the weights, so there is almost no gradient to learn from.
 #
-# This is not specific to our two words. If the numbers in queries and keys are random and independent, with mean 0 and
-# variance 1, then a score is a sum of $d_k$ products, and its variance is $d_k$. The larger the vectors, the larger the
-# scores. The division by $\sqrt{d_k}$ brings the variance back to 1. The figure shows the largest of 10 weights for
-# random vectors, averaged over 1,000 queries:
+# This is not specific to our two words. A score is a sum of $d_k$ products. If the numbers in queries and keys are
+# random and independent, with mean 0 and variance 1, the variance of a score is $d_k$. The larger the vectors, the
+# larger the scores. The division by $\sqrt{d_k}$ brings the variance back to 1. The figure shows the largest of 10
+# weights for random vectors, averaged over 1,000 queries:
 
 
 # %% alt="The largest weight by the size of the keys: almost 1 for large dot products, 0.3 if they are scaled."

@@ -27,7 +27,7 @@
 # ## The equation
 #
 # Let $d$ be the size of the vectors, $x$ the vector of one position, and $f$ an attention or feed-forward layer. (An
-# attention also reads the vectors of other positions.) Each layer is used in the same way:
+# attention layer also reads the vectors of other positions.) Each layer is used in the same way:
 #
 # $$x \leftarrow \operatorname{LN}(x + f(x))$$
 #
@@ -54,6 +54,8 @@
 # The cell writes 768 English sentences with their German translations to the file `pairs.tsv`: a sentence, a tab, a
 # translation. **If there is already a file with this name in the folder, it is used.** So you can replace it with your
 # own pairs: another language, formulas, spellings, whatever has a source and a target of a few words.
+#
+# Half of the pairs are for training. A tenth, *dev*, is for choosing the checkpoint, and the others are the test set.
 #
 # A translation word by word would be wrong. In German, *the* depends on the noun (*den Baum, die Lampe, das Buch*), the
 # verb is at the end, and *today* is in the middle.
@@ -126,10 +128,11 @@ print(f"{accuracy:.0%} of the test pairs are translated correctly")
 print(model.predict(SENTENCE).text)
 
 # %% [markdown]
-# ### The whole Transformer, without the layers of regard
+# ### The whole Transformer, step by step
 #
-# Now we compute the output again: only with the learned numbers, which are the *parts* of
-# `model.network`. Calling a part such as `to_query` multiplies by its matrix and adds its bias.
+# Now we compute the output again. We take only the learned parameters from `model.network`, and write attention,
+# normalization and residual connections ourselves. A part such as `to_query` is a linear layer: calling it multiplies
+# by its matrix and adds its bias.
 
 
 # %%
@@ -232,9 +235,9 @@ plt.show()
 # know the noun. Heads whose row of *den* is dark at *tree* read it there. The noun can also reach *den* in another way:
 # the self-attention of the encoder has already mixed *tree* into the vectors of its neighbors, as in lesson 5.
 #
-# The explorer shows all attentions of the model. The ribbons are the average of all blocks and heads. On the tab
-# *Attention*, choose numbers for *Layer* (here, a block) and *Head* to see a single head, and *Encoder self-attention*
-# to see how the words of the source attend to each other.
+# The explorer shows the attention weights of all layers. The ribbons are the average of all blocks and heads. On the
+# tab *Attention*, choose numbers for *Layer* (here, a block) and *Head* to see a single head, and *Encoder
+# self-attention* to see how the words of the source attend to each other.
 
 # %% alt="The explorer with the translation of we have painted the tree today."
 trace
@@ -260,9 +263,9 @@ for text in TEXTS:
 # <details>
 # <summary>What comes out</summary>
 #
-# In our run, *today* at the beginning changes nothing: the translation is correct. For the other two, the model writes
-# words that the source does not have, a subject and a verb or an object, and it can write an object or an article twice.
-# Question 3 asks why.
+# In our run, *today* at the beginning changes nothing: the translation is correct. For *the tree*, the model adds a
+# subject and a verb; for *we have painted*, an object. It can also write an object or an article twice. Question 3 asks
+# why.
 #
 # </details>
 

@@ -39,8 +39,9 @@
 # ## In Python
 #
 # We draw our own pictures: two colored shapes, side by side or one above the other. If they are side by side, the
-# caption names the left one first; if one is above the other, the upper one. Some pictures fit both rules, so even a
-# perfect model makes a few errors. `regard.register_corpus` makes our function available as training data.
+# caption names the left one first; if one is above the other, the upper one. If one is at the lower left and the other
+# at the upper right, the rules contradict each other, so even a perfect model makes a few errors.
+# `regard.register_corpus` makes our function available as training data.
 
 # %%
 import tempfile
@@ -162,8 +163,9 @@ plt.show()
 # ### Soft and hard
 #
 # Hard attention is difficult to train from random parameters, because at first the draws are useless. So we start from
-# the parameters of the soft model (`training.init_from`), and train 150 more steps with REINFORCE. `reward` is the
-# weight of the reward in the loss, and `entropy` that of a term that keeps the draws from becoming certain too early.
+# the parameters of the soft model (`training.init_from`), and train 150 more steps with REINFORCE. `reward`
+# and `entropy` are the weights of two terms of the loss: the reward, and a bonus that keeps the attention weights from
+# collapsing on one cell too early.
 
 # %%
 reinforce = {
@@ -191,8 +193,8 @@ plt.show()
 # %% [markdown]
 # Both describe the pictures equally well. Soft attention has weights above 0.01 on about two cells per word, and hard
 # attention reads exactly one. In the lower row, the bright cell is the only one that attention reads. Its annotation
-# also depends on the pixels around it (question 2). One exception remains in both models: the first state of the
-# decoder is computed from the average of all cells.
+# also depends on the pixels around it (question 2). The other cells can still have an effect: in both
+# models, the first state of the decoder is computed from the average of all cells.
 
 # %% [markdown]
 # ### Brush a part out
@@ -233,9 +235,10 @@ assert kept["largest"] >= 20 <= kept["least"]
 assert changed["largest"] >= 15 > changed["least"]
 
 # %% [markdown]
-# Without the cells that the model looks at, the words of the first object stay, and those of the second change in most
-# pictures. Without cells that it ignores, few words change. So the model depends on what it looks at. But what
-# does it write about an object that is not there? In the explorer, select a word to see its weights over the picture.
+# Without the cells around the largest weight of the third word, in most pictures the words of the first object stay and
+# those of the second change. Without the cells with the least weight, few words change. So the model depends on what it
+# looks at. But what does it write about an object that is not there? In the explorer, select a word to see its weights
+# over the picture.
 
 # %% alt="The explorer with the picture without its second object: the caption mentions the first object twice."
 example = next(picture for picture, caption in test if caption == "green circle blue square")
@@ -301,6 +304,6 @@ plt.show()
 # </details>
 #
 # This is the end of the course. You started with one context vector. Attention replaced it by a new context at each
-# step: between two texts, within a text, and for pictures. To continue with your own data, see `regard train --pairs
-# FILE` for texts and `regard train --images FOLDER --pairs FILE` for pictures; `regard explore RUN` opens your model in
-# the explorer.
+# step. You saw attention from one text to another, within a text, and from a text to a picture. To continue with your
+# own data, see `regard train --pairs FILE` for texts and `regard train --images FOLDER --pairs FILE` for pictures;
+# `regard explore RUN` opens your model in the explorer.
