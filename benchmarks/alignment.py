@@ -1,8 +1,8 @@
 """How well do attention weights align? One table: models by tasks, most of them with a known alignment.
 
-    python benchmarks/alignment.py --data ../shared/data --jobs 8              # everything: needs a GPU
-    python benchmarks/alignment.py --data ../shared/data --tasks dates reverse --models bahdanau transformer
-    python benchmarks/alignment.py --data ../shared/data --tasks multi30k --set training.steps=20
+    python benchmarks/alignment.py --data corpora --jobs 8              # everything: needs a GPU
+    python benchmarks/alignment.py --data corpora --tasks dates reverse --models bahdanau transformer
+    python benchmarks/alignment.py --data corpora --tasks multi30k --set training.steps=20
     python benchmarks/alignment.py --report                                    # print and draw finished runs
 
 Every model is trained for every task, and aligns its test set. Accuracy is the share of the target symbols that have a

@@ -1,9 +1,9 @@
 """Does attention help, and does it help more for long sources? After Bahdanau et al. (2015), Table 1 and Figure 2.
 
-    python benchmarks/bahdanau2015.py --data ../shared/data --parallel 3
-    python benchmarks/bahdanau2015.py --data ../shared/data --parallel 3 --minutes 9   # continue later
+    python benchmarks/bahdanau2015.py --data corpora --parallel 3
+    python benchmarks/bahdanau2015.py --data corpora --parallel 3 --minutes 9   # continue later
     python benchmarks/bahdanau2015.py --report runs/bahdanau2015/results.json
-    python benchmarks/bahdanau2015.py --data ../shared/data --seeds 2 --set training.steps=20    # try it out
+    python benchmarks/bahdanau2015.py --data corpora --seeds 2 --set training.steps=20    # try it out
 
 Trains a GRU encoder-decoder with additive attention, and one whose decoder reads a vector of fixed size at every step,
 on Multi30k English → German with three seeds. Prints both tables and plots BLEU by the length of the source.

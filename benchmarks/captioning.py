@@ -1,8 +1,8 @@
 """How good are captions, and is the attention on the objects that they mention? Trains presets, scores their test sets.
 
     python benchmarks/captioning.py --only scenes --seeds 3
-    python benchmarks/captioning.py --only captcha --data ../shared/data --figures figures
-    python benchmarks/captioning.py --only flickr8k --attention soft soft-tuned hard --data ../shared/data --seeds 3 \
+    python benchmarks/captioning.py --only captcha --data corpora --figures figures
+    python benchmarks/captioning.py --only flickr8k --attention soft soft-tuned hard --data corpora --seeds 3 \
         --figures figures   # needs a GPU
     python benchmarks/captioning.py --only scenes --attention soft --set training.steps=500
 
@@ -212,7 +212,7 @@ def format_table(results: list[tuple[Run, Row]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
-    parser.add_argument("--data", default="../shared/data", help="folder with the corpora captcha and flickr8k")
+    parser.add_argument("--data", default="corpora", help="folder with the corpora captcha and flickr8k")
     parser.add_argument("--attention", nargs="+", choices=list(SELECTIONS), default=["soft", "hard"])
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 3, 5, 8, 12], help="beams that are compared on dev")

@@ -1,9 +1,9 @@
 """Does self-attention help a recurrent network? After Cheng et al. (2016), Table 1, and Paulus et al. (2018).
 
-    python benchmarks/cheng2016.py --data ../shared/data --parallel 3
-    python benchmarks/cheng2016.py --data ../shared/data --parallel 3 --minutes 9   # continue later
+    python benchmarks/cheng2016.py --data corpora --parallel 3
+    python benchmarks/cheng2016.py --data corpora --parallel 3 --minutes 9   # continue later
     python benchmarks/cheng2016.py --report runs/cheng2016/results.json
-    python benchmarks/cheng2016.py --data ../shared/data --seeds 2 --set training.steps=20    # try it out
+    python benchmarks/cheng2016.py --data corpora --seeds 2 --set training.steps=20    # try it out
 
 Trains LSTM encoder-decoders with additive attention on Multi30k English → German with three seeds: the standard LSTM;
 the LSTMN, which attends to its previous states, in encoder and decoder, with shallow fusion and with deep fusion; and

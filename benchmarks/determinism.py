@@ -4,7 +4,7 @@ Trains every kind of model twice for a few steps, and compares the weights. On a
 order that depends on the scheduling of threads, so their sums differ. This shows which models contain such operations.
 
     python benchmarks/determinism.py
-    python benchmarks/determinism.py --only scenes captcha --captcha ../shared/data/captcha
+    python benchmarks/determinism.py --only scenes captcha --captcha corpora/captcha
     python benchmarks/determinism.py --cost --only scenes efficientnet   # of deterministic convolutions, on a GPU
 """
 

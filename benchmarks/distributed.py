@@ -1,7 +1,7 @@
 """What do several ranks cost, and do they train the same model as one process?
 
     python benchmarks/distributed.py cost                                    # one rank under torchrun against none
-    python benchmarks/distributed.py quality ../shared/data/multi30k/tok     # two ranks against one, on Multi30k
+    python benchmarks/distributed.py quality corpora/multi30k/tok     # two ranks against one, on Multi30k
 
 `cost` trains the same run with and without torchrun, in turn, and prints the ratio of the durations of a step for each
 pair of runs, and their median. `quality` trains `multi30k-transformer` in one process and with several ranks, which

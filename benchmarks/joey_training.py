@@ -1,8 +1,8 @@
 """How fast is training on a CPU, compared with Joey NMT? Target tokens per second of processor time on one thread, from
 files to weights, with the same corpus, tokens, sizes and batch size.
 
-    python benchmarks/joey_training.py --data ../shared/data                    # needs `pip install joeynmt`
-    python benchmarks/joey_training.py --data ../shared/data --only gru --repeats 3
+    python benchmarks/joey_training.py --data corpora                    # needs `pip install joeynmt`
+    python benchmarks/joey_training.py --data corpora --only gru --repeats 3
 
 The corpus is Multi30k (English to German), tokenized into words. Each program trains in its own process, one after the
 other, and the best of `--repeats` runs counts. Padding is not counted as tokens. The first third of the steps is a

@@ -1,8 +1,8 @@
 """What does local-p attention need to learn its positions? Variants of its parametrization, compared on the dev set.
 
-    python benchmarks/local_attention.py --data ../shared/data --parallel 8
+    python benchmarks/local_attention.py --data corpora --parallel 8
     python benchmarks/local_attention.py --report runs/local_attention/results.json
-    python benchmarks/local_attention.py --data ../shared/data --only local-m --seeds 1 --set training.steps=20
+    python benchmarks/local_attention.py --data corpora --only local-m --seeds 1 --set training.steps=20
 
 Trains the LSTM encoder-decoders of `luong2015.py` (general score, input feeding) with three seeds. Local-p attention
 predicts the slot p = S sigmoid(v_pᵀ tanh(W_p q)). All variants compute this equation. They differ in the parameter that

@@ -1,8 +1,8 @@
 """Does local attention help on long sources? One to four sentences of Multi30k, concatenated.
 
-    python benchmarks/long_sources.py --data ../shared/data --parallel 3
+    python benchmarks/long_sources.py --data corpora --parallel 3
     python benchmarks/long_sources.py --report runs/long_sources/results.json
-    python benchmarks/long_sources.py --data ../shared/data --only global --seeds 1 --set training.steps=20
+    python benchmarks/long_sources.py --data corpora --only global --seeds 1 --set training.steps=20
 
 Multi30k has sources of 13 words on average, so that a window covers most of a sentence. Here, a source is one, two,
 three or four sentences in English, and the target is their translation into German, in the same order. In each split,

@@ -1,9 +1,9 @@
 """Which score and scope are best, and does input feeding help? After Luong et al. (2015), Tables 1, 4 and 6.
 
-    python benchmarks/luong2015.py --data ../shared/data --parallel 3
-    python benchmarks/luong2015.py --data ../shared/data --parallel 3 --minutes 9   # continue later
+    python benchmarks/luong2015.py --data corpora --parallel 3
+    python benchmarks/luong2015.py --data corpora --parallel 3 --minutes 9   # continue later
     python benchmarks/luong2015.py --report runs/luong2015/results.json
-    python benchmarks/luong2015.py --data ../shared/data --only dot general --seeds 2 --set training.steps=20
+    python benchmarks/luong2015.py --data corpora --only dot general --seeds 2 --set training.steps=20
 
 Trains LSTM encoder-decoders with the decoder of Luong et al. on Multi30k English → German with three seeds, and aligns
 the hand-aligned sentences of `gold-alignments` (Europarl, so another domain) for the alignment error rate (AER). Prints

@@ -1,9 +1,9 @@
 """How good are the models on published corpora? Trains presets, scores their test sets once, prints a table.
 
-    python benchmarks/quality.py --data ../shared/data --only multi30k-transformer --seeds 3
-    python benchmarks/quality.py --data ../shared/data --jobs 4                         # everything: needs a GPU
-    python benchmarks/quality.py --data ../shared/data --only cmudict-lstm --set training.steps=2000
-    python benchmarks/quality.py --data ../shared/data --only sigmorphon2021-low --seeds 5 --ensemble
+    python benchmarks/quality.py --data corpora --only multi30k-transformer --seeds 3
+    python benchmarks/quality.py --data corpora --jobs 4                         # everything: needs a GPU
+    python benchmarks/quality.py --data corpora --only cmudict-lstm --set training.steps=2000
+    python benchmarks/quality.py --data corpora --only sigmorphon2021-low --seeds 5 --ensemble
 
 Checkpoints are chosen on the dev set. Existing runs are resumed, and existing scores are reused. Scores are averaged
 over languages with equal weight. With --ensemble, the ensemble of all seeds is scored too. The seconds are the average

@@ -1,9 +1,9 @@
 """What limits training, corpus jobs and sweeps on many GPUs and with many pairs?
 
-    python benchmarks/scale.py measure --data ../shared/data       # the constants of this machine, some minutes
+    python benchmarks/scale.py measure --data corpora       # the constants of this machine, some minutes
     python benchmarks/scale.py predict                             # the tables of docs/scale.md
     python benchmarks/scale.py predict --set usd_per_gpu_hour=3.5  # with other constants
-    python benchmarks/scale.py check --data ../shared/data         # trains with 1, 2 and 4 processes
+    python benchmarks/scale.py check --data corpora         # trains with 1, 2 and 4 processes
 
 `scale_model.py` contains the equations, and the constants with their sources. `check` compares its prediction for
 several processes on this machine with a measurement.

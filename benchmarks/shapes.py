@@ -1,6 +1,6 @@
 """How many distinct shapes do the batches of a run have on a GPU, and how much of them is padding?
 
-    python benchmarks/shapes.py multi30k-transformer data.folder=../shared/data/multi30k/tok --steps 1600
+    python benchmarks/shapes.py multi30k-transformer data.folder=corpora/multi30k/tok --steps 1600
 
 Training captures one CUDA graph per shape, so there should be few shapes. Padding costs as much time as tokens.
 """

@@ -7,7 +7,7 @@ several ranks, a random one is killed, and all others must end with its number.
     python benchmarks/survival.py --kills 10 --recipe sampled
     python benchmarks/survival.py --kills 10 --recipe averaged
     python benchmarks/survival.py --kills 3 --recipe scenes    # images; on a CPU, this takes long
-    python benchmarks/survival.py --kills 3 --recipe captcha --captcha ../shared/data/captcha
+    python benchmarks/survival.py --kills 3 --recipe captcha --captcha corpora/captcha
     python benchmarks/survival.py --kills 200   # half an hour
 """
 

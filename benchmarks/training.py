@@ -1,7 +1,7 @@
 """How fast is training? Target tokens per second of presets on their corpora, from files to weights.
 
-    python benchmarks/training.py --data ../shared/data --only multi30k-transformer multi30k-gru
-    python benchmarks/training.py --data ../shared/data --only multi30k-gru --against training.cuda_graphs=false
+    python benchmarks/training.py --data corpora --only multi30k-transformer multi30k-gru
+    python benchmarks/training.py --data corpora --only multi30k-gru --against training.cuda_graphs=false
 
 Each preset is trained with `regard train`. Prints the speed over the last hundred steps, when compilation and warm-up
 are finished. With `--against`, the preset is trained again with these settings, and the ratio is printed.

@@ -1,7 +1,7 @@
 """How fast does a Transformer train on a GPU, and what does each fast path contribute?
 
-    python benchmarks/transformer_training.py --data ../shared/data/multi30k/tok
-    python benchmarks/transformer_training.py --data ../shared/data/multi30k/tok --only all --profile
+    python benchmarks/transformer_training.py --data corpora/multi30k/tok
+    python benchmarks/transformer_training.py --data corpora/multi30k/tok --only all --profile
 
 Prints the target tokens per second of training steps (gradient, clipping, update, moving average) of `transformer-base`
 on batches of Multi30k, padding excluded, in bfloat16 with CUDA graphs: with all fast paths, and with one of them left

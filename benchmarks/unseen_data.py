@@ -1,7 +1,7 @@
 """How good are the settings that regard chooses for pairs, on corpora that they were not tuned on?
 
-    python benchmarks/unseen_data.py --data ../shared/data --jobs 8
-    python benchmarks/unseen_data.py --data ../shared/data --only Greek "katakana, 100" --configurations chosen gru
+    python benchmarks/unseen_data.py --data corpora --jobs 8
+    python benchmarks/unseen_data.py --data corpora --only Greek "katakana, 100" --configurations chosen gru
     python benchmarks/unseen_data.py --report runs/unseen/results.jsonl
 
 Each corpus is trained with the settings that `regard.train(pairs=…)` chooses, and with five hand-made configurations,

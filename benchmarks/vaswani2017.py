@@ -1,9 +1,9 @@
 """Do several heads, learned positions and label smoothing matter? After Vaswani et al. (2017), Tables 2 and 3.
 
-    python benchmarks/vaswani2017.py --data ../shared/data --parallel 3
-    python benchmarks/vaswani2017.py --data ../shared/data --parallel 3 --minutes 9   # continue later
+    python benchmarks/vaswani2017.py --data corpora --parallel 3
+    python benchmarks/vaswani2017.py --data corpora --parallel 3 --minutes 9   # continue later
     python benchmarks/vaswani2017.py --report runs/vaswani2017/results.json
-    python benchmarks/vaswani2017.py --data ../shared/data --seeds 2 --set training.steps=20     # try it out
+    python benchmarks/vaswani2017.py --data corpora --seeds 2 --set training.steps=20     # try it out
 
 Trains small Transformers on Multi30k English → German with three seeds. Prints both tables and plots the contrasts.
 `classics.py` describes the tests. The width of a head is the width of the model divided by the number of heads, as in
