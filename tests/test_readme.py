@@ -39,7 +39,7 @@ DEADLINE = re.compile(r"--minutes 0\.5\b")
 SHORT_DEADLINE = "--minutes 0.2"
 """Models whose predictions are not checked are trained for a shorter time than on the page."""
 
-SHORT_RUN = re.compile(r"^( *regard train dates)\b(?=(?:.*\\\n)*.*training\.steps=)", flags=re.MULTILINE)
+SHORT_RUN = re.compile(r"^( *regard train dates[\w-]*)(?=(?:.*\\\n)*.*training\.steps=)", flags=re.MULTILINE)
 """Trainings of a few steps, whose validation takes longer than the training. They validate on fewer pairs."""
 
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
