@@ -24,6 +24,9 @@ export function at<T>(values: ArrayLike<T>, index: number): T {
 /** Return an element, or the last one for an index behind it. */
 export const atMost = <T>(values: ArrayLike<T>, index: number): T => at(values, Math.min(index, values.length - 1));
 
+/** Return the average of some numbers. */
+export const average = (values: readonly number[]): number => values.reduce((sum, value) => sum + value, 0) / values.length;
+
 /** Add factor · values to the first elements of a sum. */
 export function addScaled(sum: Float64Array, values: Float64Array, factor: number): void {
   for (let index = 0; index < values.length; index++) sum[index] = (sum[index] ?? 0) + factor * (values[index] ?? 0);

@@ -1,5 +1,5 @@
 /** The effect of each head: what changes in predictions if its output is set to zero. */
-import { at } from "./arrays.js";
+import { at, average } from "./arrays.js";
 import { isAblated } from "./edits.js";
 import { ROLE_NAMES, type Edit, type Role } from "./trace.js";
 
@@ -37,8 +37,6 @@ export interface HeadSummary extends HeadEffect {
 }
 
 const NEGLIGIBLE = 0.01;
-
-const average = (values: readonly number[]): number => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 /** Summarize the effects on one or several predictions of a model: the largest first, then heads without effect, then those that are off. */
 export function summarizeEffects(results: readonly HeadEffects[], edits: readonly Edit[] = []): HeadSummary[] {

@@ -1,5 +1,5 @@
 /** Ribbons between two lines of words: the width of a ribbon is an attention weight. */
-import { at, type Matrix } from "./arrays.js";
+import { at, average, type Matrix } from "./arrays.js";
 
 /** Where a word is drawn. */
 export interface Box {
@@ -37,7 +37,7 @@ export function layRibbons(weights: Matrix, keys: readonly Box[], queries: reado
   if (!keys.length || !queries.length) return [];
   const stacked = isStacked(keys, queries);
   const extents = queries.map((box) => (stacked ? box.width : box.height));
-  const unit = Math.min(WIDEST, extents.reduce((sum, extent) => sum + extent, 0) / extents.length);
+  const unit = Math.min(WIDEST, average(extents));
   const shown = queries.flatMap((_, row) =>
     keys.flatMap((_, column) => {
       const weight = weights.at(row, column);

@@ -138,14 +138,15 @@ export interface MapChoice {
   words: boolean;
 }
 
-/** Return the selected map, or null if the trace has no attention of this role. */
+/** Return the selected map, or null if the trace has no attention of this role. A layer behind the last one is the last one. */
 export function selectMap(trace: TraceDocument, choice: MapChoice): SelectedMap | null {
-  const { role, layer, head, hypothesis, words } = choice;
-  if (!findLayers(trace, role, hypothesis).length) return null;
+  const { role, head, hypothesis, words } = choice;
+  const layers = findLayers(trace, role, hypothesis);
+  if (!layers.length) return null;
+  const layer = typeof choice.layer === "number" ? Math.min(choice.layer, layers.length - 1) : choice.layer;
   const map = groupTokens(trace, selectWeights(trace, role, hypothesis, layer, head), findAxes(trace, role, hypothesis), words);
   const title = describe(trace, role, hypothesis, layer, head);
-  const layers = findLayers(trace, role, hypothesis);
-  const shown = typeof layer === "number" ? [atMost(layers, layer)] : layers;
+  const shown = typeof layer === "number" ? [at(layers, layer)] : layers;
   const marks = findMarks(trace, shown, typeof head === "number" ? head : null, map.rowSpans, map.columnSpans);
   return { ...map, marks, title: `${title}${words ? ", words" : ""}${marks.isOff ? ", off" : marks.off ? `, ${marks.off} of them off` : ""}` };
 }

@@ -8,7 +8,7 @@ import { FigureRow, framePaper, MatrixFigure, type Cell, type Figure } from "../
 import type { TraceRequest } from "../requests.js";
 import { findSpan, labelCell, selectMap, type SelectedMap } from "../selection.js";
 import { shared } from "../styles.js";
-import { findLayers, formatChange, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
+import { formatChange, formatNumber, formatPercent, type TraceDocument } from "../trace.js";
 import { View } from "./base.js";
 import "./canvas-figure.js";
 import type { CellEvent } from "./canvas-figure.js";
@@ -87,10 +87,8 @@ export class CompareView extends View {
   }
 
   private select(trace: TraceDocument): SelectedMap | null {
-    const { layer, role } = this.store.state;
-    const last = findLayers(trace, role, 0).length - 1;
     // Without a choice, the last layer of each model is compared.
-    return selectMap(trace, this.store.choose({ hypothesis: 0, layer: typeof layer === "string" ? layer : Math.min(layer ?? last, last) }));
+    return selectMap(trace, this.store.choose({ hypothesis: 0, layer: this.store.state.layer ?? Infinity }));
   }
 
   private get maps(): Maps {

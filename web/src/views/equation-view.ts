@@ -2,7 +2,7 @@
 import { css, html, type TemplateResult } from "lit";
 import { customElement, state } from "lit/decorators.js";
 import { checkEquation, computeRow, explainSymbols, knowsEquation, UNCHANGED, type Row, type Stage, type Toggles } from "../equation.js";
-import { at, cached } from "../arrays.js";
+import { at, average, cached } from "../arrays.js";
 import { findForced, findMasked, isAblated } from "../edits.js";
 import type { Cell, Figure } from "../figures.js";
 import { chooseSlots, FlowFigure, limitKeys, mixRows, summarize, type FlowFrame, type Order } from "../flow.js";
@@ -168,7 +168,7 @@ export class EquationView extends View {
     if (!this.store.trace?.attention.length) return html`<p class="panel">This model has no attention.</p>`;
     if (!this.loaded) return html`${this.renderFailure() || html`<p class="panel muted">Reading queries and keys…</p>`}`;
     const part = this.chosen;
-    if (!part) return html`<p class="panel">The trace has no queries, or the page does not know the equation. The tab Attention shows the weights.</p>`;
+    if (!part) return html`<p class="panel">The trace has no queries, or the equation is unknown. The tab Attention shows the weights.</p>`;
     const figure = this.createFigure(part, this.move(part), this.frame);
     const { tail } = this.store.state;
     return html`
@@ -270,8 +270,7 @@ export class EquationView extends View {
   private renderEffect(part: Loaded): TemplateResult {
     const model = this.compute(part, UNCHANGED);
     const moved = this.to.map(({ weights }, head) => weights.reduce((sum, value, slot) => sum + Math.abs(value - at(at(model, head).weights, slot)), 0) / 2);
-    const average = moved.reduce((sum, value) => sum + value, 0) / moved.length;
-    return html`<span id="effect" class="small">This change moves ${formatPercent(average)} of the attention.</span>`;
+    return html`<span id="effect" class="small">This change moves ${formatPercent(average(moved))} of the attention.</span>`;
   }
 
   /** The focused number in each head, and what its stage computes. */

@@ -88,7 +88,7 @@ export class HeadsPanel extends View {
   private renderTable(effects: readonly HeadSummary[], examples: number): TemplateResult {
     const largest = Math.max(...effects.map(({ size }) => size)) || 1;
     return html`<table>
-      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples; sorted by average absolute change` : ""}. “No effect”: ${examples > 1 ? "on every example, " : ""}the output stays the same, and its probability changes by less than 1 %.</caption>
+      <caption class="muted small">Change of the log-probability of the output without the head${examples > 1 ? `, averaged over ${examples} examples, sorted by average absolute change` : ""}. “No effect”: ${examples > 1 ? "on every example, " : ""}the output stays the same, and its probability changes by less than 1 %.</caption>
       <thead><tr><th>Head</th><th class="number">Change</th><td class="effect"></td><th>Output without it</th></tr></thead>
       <tbody>${effects.map((effect) => this.renderEffect(effect, examples, largest))}</tbody>
     </table>`;
