@@ -138,6 +138,31 @@ def test_a_run_has_nearly_the_schedule_of_the_same_number_of_steps_without_a_dea
     assert max(errors) < tolerance
 
 
+@pytest.mark.parametrize(
+    "first_steps",
+    [
+        pytest.param([10.0], id="the first step prepares the data"),
+        pytest.param([10.0, *[0.1] * 300], id="many steps capture CUDA graphs"),
+        pytest.param([3.0] * 12, id="the first measurement is a hundred times too slow"),
+    ],
+)
+def test_a_slow_start_does_not_advance_the_schedule_by_more_than_its_share_of_the_steps(
+    first_steps: list[float],
+) -> None:
+    durations = iter(first_steps)
+    simulated = simulate(600, lambda _: next(durations, 0.03), length=10_000)
+    assert 540 <= simulated.seconds <= 660
+    same_steps = Schedule.of(10_000, simulated.schedule.end)
+    late = range(simulated.schedule.end // 10, simulated.schedule.end + 1)
+    assert max(abs(simulated.schedule.position(step) - same_steps.position(step)) for step in late) < 1_000
+
+
+def test_steps_that_become_slower_do_not_skip_a_part_of_the_schedule() -> None:
+    schedule = simulate(120, lambda elapsed: 0.1 if elapsed < 60 else 0.4).schedule
+    advances = [schedule.position(step) - schedule.position(step - 1) for step in range(1, schedule.end + 1)]
+    assert max(advances) < 8 * schedule.length / schedule.end
+
+
 @pytest.mark.parametrize("minutes", [0.25, 0.5, 1.0])
 @pytest.mark.parametrize("step_seconds", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("loading", [0.1, 0.5])

@@ -71,7 +71,7 @@ class Schedule:
 
     def revised(self, step: int, **changes: Any) -> Self:
         """Return the same schedule up to `step`, followed by a segment with these changes."""
-        segment = replace(self.current, step=step, position=self.position(step), **changes)
+        segment = replace(self.current, **{"step": step, "position": self.position(step), **changes})
         kept = self.segments if step > self.current.step else self.segments[:-1]
         return replace(self, segments=(*kept, segment))
 

@@ -1,6 +1,7 @@
 """Build the batch sampler and the schedule of a run, and rescale the schedule to meet a deadline."""
 
 import logging
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,6 +40,10 @@ _MIN_STEPS, _ENOUGH_TIME = 3, 0.1
 
 _MAX_LOADING = 0.5
 """If loading takes more than this share of the total time, a note gives the shortest useful deadline."""
+
+
+_MAX_LEAD = 1.5
+"""The schedule moves back if it is ahead of its share of the steps by this factor: too few steps had been planned."""
 
 
 _NEWS = 1.5
@@ -103,9 +108,8 @@ class Deadline:
     validation_steps: float = 0.0
     """The estimated duration of a validation, in steps; used until a validation has been measured."""
     clock: Callable[[], float] = time.monotonic
-    _steps: int = field(default=0, init=False)
-    _busy: float = field(default=0.0, init=False)
-    """The duration of the steps since the last check, in seconds."""
+    _durations: list[float] = field(default_factory=list, init=False)
+    """The duration of each step since the last check, in seconds."""
     seconds_per_step: float | None = field(default=None, init=False)
     """A moving average, in which recent steps have a larger weight; None before the first check."""
     _validation_seconds: float | None = field(default=None, init=False)
@@ -149,8 +153,7 @@ class Deadline:
 
     def note_step(self, seconds: float) -> None:
         """Add the duration of a step to the measurement."""
-        self._steps += 1
-        self._busy += seconds
+        self._durations.append(seconds)
 
     def note_validation(self, seconds: float) -> None:
         """Store the duration of a validation and its checkpoint."""
@@ -158,19 +161,19 @@ class Deadline:
 
     def is_due(self) -> bool:
         """Whether it is time for the next check of the schedule."""
-        enough = self._steps >= _MIN_STEPS or self._busy >= _ENOUGH_TIME * self.seconds
+        enough = len(self._durations) >= _MIN_STEPS or sum(self._durations) >= _ENOUGH_TIME * self.seconds
         return enough and self.clock() - self._checked >= self._interval
 
     def revise(self, schedule: Schedule, step: int, validate_every: int) -> Schedule:
         """Rescale the schedule after `step` to end on time, or return it unchanged if it already does."""
-        recent = self._busy / self._steps
+        recent = self._measure_recent_steps()
         threads = self._choose_threads(schedule.current.threads, recent)
         if self.seconds_per_step is None or threads != schedule.current.threads:
             speed = recent
         else:
             speed = 0.7 * recent + 0.3 * self.seconds_per_step
         self.seconds_per_step = speed
-        self._steps, self._busy, self._checked = 0, 0.0, self.clock()
+        self._durations, self._checked = [], self.clock()
         self._interval = min(2 * self._interval, _CHECKS * self.seconds)
         validation = self.validation_steps * speed if self._validation_seconds is None else self._validation_seconds
         left = max(0.0, self.left)
@@ -187,7 +190,17 @@ class Deadline:
         same = (thinning, threads) == (schedule.current.thinning, schedule.current.threads)
         if same and error <= _TOLERANCE * self.seconds:
             return schedule
-        return schedule.revised(step, end=end, thinning=thinning, threads=threads)
+        position, share = schedule.position(step), schedule.length * step / end
+        if position > _MAX_LEAD * share:
+            position = share
+        return schedule.revised(step, position=position, end=end, thinning=thinning, threads=threads)
+
+    def _measure_recent_steps(self) -> float:
+        """Return the average duration of the steps since the last check, without the first step of the run, which
+        prepares data, memory and kernels.
+        """
+        recent = self._durations[1:] if self.seconds_per_step is None else self._durations
+        return statistics.fmean(recent or self._durations)
 
     def _choose_threads(self, current: int | None, recent: float) -> int | None:
         """Return the number of threads for the next steps, or None for the number in the settings.
