@@ -43,7 +43,9 @@ _MAX_LOADING = 0.5
 
 
 _MAX_LEAD = 1.5
-"""The schedule moves back if it is ahead of its share of the steps by this factor: too few steps had been planned."""
+"""The schedule is set back to the share of the steps that are done if it is ahead of it by this factor, because too few
+steps had been planned.
+"""
 
 
 _NEWS = 1.5
@@ -165,7 +167,9 @@ class Deadline:
         return enough and self.clock() - self._checked >= self._interval
 
     def revise(self, schedule: Schedule, step: int, validate_every: int) -> Schedule:
-        """Rescale the schedule after `step` to end on time, or return it unchanged if it already does."""
+        """Rescale the schedule after `step` to end on time, and set it back if it is too far ahead. Return it unchanged
+        if it already ends on time.
+        """
         recent = self._measure_recent_steps()
         threads = self._choose_threads(schedule.current.threads, recent)
         if self.seconds_per_step is None or threads != schedule.current.threads:
@@ -196,8 +200,8 @@ class Deadline:
         return schedule.revised(step, position=position, end=end, thinning=thinning, threads=threads)
 
     def _measure_recent_steps(self) -> float:
-        """Return the average duration of the steps since the last check, without the first step of the run, which
-        prepares data, memory and kernels.
+        """Return the average duration of the steps since the last check. The first check excludes the first step,
+        which prepares data, memory and kernels, unless it is the only one.
         """
         recent = self._durations[1:] if self.seconds_per_step is None else self._durations
         return statistics.fmean(recent or self._durations)
