@@ -104,6 +104,7 @@ def test_an_element_of_several_sentences_contains_their_translations() -> None:
         ("yes<script>no", ("yes",)),
         ("yes<!-- no", ("yes",)),
         ('yes<a title="no>no', ("yes",)),
+        ("</<a title='no>yes<br title='>'>", ("yes",)),
     ],
 )
 def test_only_visible_text_is_translated(markup: str, sentences: tuple[str, ...]) -> None:
@@ -150,7 +151,7 @@ def test_malformed_markup_is_kept(markup: str) -> None:
 def read(markup: str) -> tuple[list[str], str]:
     """The tags of HTML, and its text without white space, as a simple reader sees them."""
     markup = re.sub(r"&#\d{5000};", "", markup)
-    pattern = r"<(?:!--.*?--|[!?][^>]*|/?[a-zA-Z](?>=\s*(?:\"[^\"]*\"|'[^']*')|[^>])*)>"
+    pattern = r"<(?:!--.*?--|(?:[!?]|/(?![a-zA-Z]))[^>]*|/?[a-zA-Z](?>=\s*(?:\"[^\"]*\"|'[^']*')|[^>])*)>"
     return re.findall(pattern, markup), "".join(html.unescape(re.sub(pattern, "", markup)).split())
 
 
@@ -181,10 +182,13 @@ TAG_SOUP = st.lists(
 def check_balance(markup: str) -> None:
     opened: list[str] = []
     for tag in read(markup)[0]:
-        name = re.sub(r"\W.*", "", tag.strip("</>"))
-        if tag.startswith("</"):
+        match = re.match(r"<(/?)([a-zA-Z]\w*)", tag)
+        if match is None:  # a comment
+            continue
+        slash, name = match.groups()
+        if slash:
             assert opened.pop() == name, markup
-        elif name not in {"br", "img", ""}:
+        elif name not in {"br", "img"}:
             opened.append(name)
     assert not opened, markup
 
