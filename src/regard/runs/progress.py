@@ -70,8 +70,11 @@ class Schedule:
         return -(-self.length // every) - int(self.position(step) // every)
 
     def revised(self, step: int, **changes: Any) -> Self:
-        """Return the same schedule up to `step`, followed by a segment with these changes."""
-        segment = replace(self.current, **{"step": step, "position": self.position(step), **changes})
+        """Return the same schedule up to `step`, followed by a segment with these changes. By default, the segment
+        continues from the position after `step`.
+        """
+        changes.setdefault("position", self.position(step))
+        segment = replace(self.current, step=step, **changes)
         kept = self.segments if step > self.current.step else self.segments[:-1]
         return replace(self, segments=(*kept, segment))
 

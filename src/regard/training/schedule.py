@@ -35,7 +35,7 @@ _RESERVE, _MIN_RESERVE, _MAX_RESERVE = 0.01, 1.0, 3.0
 
 
 _MIN_STEPS, _ENOUGH_TIME = 3, 0.1
-"""The minimum number of steps in a measurement. Fewer are enough if they take this share of the total time."""
+"""The minimum number of steps between two checks. Fewer are enough if they take this share of the total time."""
 
 
 _MAX_LOADING = 0.5
